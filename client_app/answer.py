@@ -50,12 +50,20 @@ _OF_NO_PATIENT = (STEPS, "inverse-steps", "new-codewords")
 def answer(lab: Lab) -> RecordDict:
     """Run the phase that the server asks for, and pack its result as the reply.
 
-    A phase is a named step of a round, such as "train". A phase of secure aggregation trains
-    nothing and adds its own record.
+    A phase is a named step of a round, such as "train".
+
+    - A phase of the method returns ``Outgoing``, and ``pack`` makes the reply from it. If a
+      training phase ends in a secret sum (the server sees only the total over sites), the site
+      first checks that it can take part in this sum (``refuse_before_data``).
+    - A phase of secure aggregation, such as the exchange of keys, trains nothing. The record that
+      it makes is added to the reply.
 
     Raises:
-        SiteError: the method lacks the phase, or does not return ``Outgoing``.
-        FedsiloError: the phase fails, or its result cannot leave.
+        SiteError: the method lacks the phase, or the phase does not return ``Outgoing``. Two more
+            causes are a non-deterministic operation although 'machine.deterministic' is 'true', and
+            a phase of secure aggregation in a run without secure aggregation.
+        FedsiloError: the site cannot take part in the secret sum, the method's phase fails, or the
+            reply cannot be packed.
     """
     phase = lab.instruction.phase
     with collect_unrepeatable_operations() as lab.unrepeatable:
@@ -80,18 +88,28 @@ def answer(lab: Lab) -> RecordDict:
 def open_declared(
     session: SiteSession, instruction: Instruction, content: RecordDict, final: bool
 ) -> SiteSession:
-    """Load a hospital's real data for this message, in place of zero samples.
+    """Load a hospital's real data for this message, in place of the zeros used so far.
 
-    The phase and the secret sum are checked before the data are read. With ``final``, the method
-    needs no phase. The returned session is a copy.
+    At trust 'sums' (the server learns only sums over sites) a hospital works with zero samples
+    until it needs its data. The phase and the secret sum are checked before the data are read, so
+    such a refusal cannot depend on a patient. Later errors may, and the caller hides them. The data
+    are always loaded: the caller decides whether they are needed.
+
+    Args:
+        session: the run at this hospital, with zero samples in place of the data.
+        instruction: the server's request.
+        content: the message's records.
+        final: True for the final evaluation, for which the method needs no phase.
+
+    Returns:
+        A copy of the session with the real data.
 
     Raises:
-        FedsiloError: the phase, the secret sum or the data are unusable, or this hospital failed
-            before on the same arrays.
+        FedsiloError: the method lacks the phase, the hospital cannot take part in the secret sum,
+            it has failed before on the same received arrays, or the data are unusable.
     """
     if not final:
         session.phase_function(instruction.phase)
-    # Before the data are read, so that such a refusal cannot depend on a patient
     masked_part = MaskedPart(session, instruction, content, session.state_folder(instruction))
     masked_part.refuse_before_data()
     note_opening()
@@ -104,12 +122,22 @@ def failed_answer(
 ) -> RecordDict:
     """Build a hospital's reply after a failure, so that it looks like a successful reply.
 
-    Where a successful reply has masked arrays, this one has masked zeros, which add 0 to the secret
-    sum. Except in the final evaluation, the hospital's newest stored arrays are stored again for
-    this message.
+    If the server expects arrays, and in every final evaluation, the reply has masked zeros
+    (``failed_part``). They add 0 to the secret sum. The only metric says whether a state was
+    stored.
+
+    A state is the arrays that a site stores after a phase. Except in the final evaluation, the
+    newest earlier state is stored again under this message's round and step. Without an earlier
+    state, an empty one is stored. If a file is damaged or cannot be written, the metric still says
+    that a state was stored.
+
+    Args:
+        session: the run at this site, with zero samples in place of the data.
+        instruction: the server's request.
+        content: the message's records.
 
     Raises:
-        FedsiloError: the zeros cannot be masked.
+        FedsiloError: the zeros cannot be masked, for a reason that does not depend on the data.
     """
     note_opening()  # a later error may tell what this site has masked before
     folder = session.state_folder(instruction)
@@ -128,8 +156,11 @@ def failed_answer(
 def evaluate(lab: Lab) -> RecordDict:
     """Measure the received model on validation and test data, and return the packed reply.
 
-    This answers the final evaluation. A split without samples adds no metrics. At trust 'sums' the
-    metrics leave masked, so that the server learns only their sum over sites.
+    This answers the final evaluation. A split without samples adds no metrics.
+
+    - At trust 'sums' the metrics leave masked, so that the server learns only their sum over sites.
+    - At any other trust no secret sum follows. If the run has secure aggregation, the site deletes
+      its keys for it before it measures.
 
     Raises:
         FedsiloError: the model cannot be opened or measured, or the reply cannot be packed.
@@ -145,12 +176,26 @@ def evaluate(lab: Lab) -> RecordDict:
 def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
     """Store the arrays that stay at the site, and build the reply from those that leave.
 
-    Arrays leave only if the server expects some: ``outgoing.send`` or, if None, those of
-    ``outgoing.network``. With secure aggregation they leave masked. If metrics are requested, a
-    trained network is first measured.
+    - If the server asks for metrics, and ``fit`` has trained ``outgoing.network``, this network is
+      first measured on validation data.
+    - Arrays leave only if the server expects arrays. They are ``outgoing.send`` or, if it is None,
+      those of ``outgoing.network`` (``exchanged_arrays``).
+    - With secure aggregation, arrays leave masked, with sample counts and, at trust 'sums',
+      metrics. At trust 'sums' this masked record leaves even without arrays to send, if the server
+      expects arrays or this is the final evaluation.
+
+    Args:
+        lab: the message's lab, with the metrics that were measured so far.
+        outgoing: the network, the arrays to send, and the arrays to store in ``keep``.
+
+    Returns:
+        A record of the metrics that may leave, and a record of arrays if arrays leave. The metrics
+        also say whether a state was stored, and may name operations that were not deterministic.
 
     Raises:
-        FedsiloError: an array is not finite, or cannot be stored or masked.
+        FedsiloError: a stored array or a compressed update is not finite, a file cannot be written,
+            noise on the metrics would cost more epsilon than allowed, or the numbers cannot be
+            masked.
     """
     network, session = outgoing.network, lab.session
     if network is not None and network is lab.trained and lab.instruction.evaluate:
@@ -183,8 +228,12 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
 def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
     """Pack arrays without masks: as float32 or, in a compressed run, as compressed updates.
 
-    An update is a weight minus the received array of the same name. Batch norm's statistics are
-    never compressed. A compressed update that is not finite raises a SiteError.
+    An update is a weight minus the received array of the same name. In a compressed run each weight
+    leaves as its update, in the precision 'server.wire-precision'. Arrays that are not weights,
+    such as batch norm's statistics, leave uncompressed.
+
+    Raises:
+        SiteError: a compressed update is not finite. The error names site, round and array.
     """
     plain: dict[str, NDArray] = {}
     for name, array in leaving.items():
@@ -202,21 +251,39 @@ def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
 def _adds_to_a_sum(lab: Lab) -> bool:
     """Tell whether the reply must have a masked record even if the method sends no arrays.
 
-    At trust 'sums' this holds in the final evaluation, and whenever the server expects arrays. It
-    never holds for a phase of secure aggregation itself.
+    The masked record adds this site's numbers to a secret sum. At trust 'sums' the result is True
+    if the server expects arrays, and in the final evaluation. A site that failed sends masked zeros
+    in these cases. If successful sites sent no record, the server could tell which site failed. For
+    a phase of secure aggregation itself, such as the exchange of keys, the result is False.
     """
     phase = lab.instruction.phase
     if lab.common.trust != SUMS or phase in SECURING:
         return False
-    # A site that failed sends zeros here, so without a record the server could tell who failed
     return phase == EVALUATE or lab.instruction.returns
 
 
 def _leaving_metrics(lab: Lab) -> dict[str, float]:
-    """Return the metrics that may leave at the run's level of trust: key -> value.
+    """Choose the metrics that leave in this reply, by the run's level of trust: key -> value.
 
-    At trust 'sums' no exact metric leaves here. Under the hospital's own cap on epsilon, only those
-    that depend on no patient do. The sums of ``lab.sample_parts`` leave with noise.
+    Of the measured metrics these leave:
+
+    - At trust 'sums', none, because they are part of the secret sum.
+    - Under the hospital's own cap on epsilon, only metrics that depend on no patient, such as the
+      number of optimiser steps.
+    - In any other case, all except those of a split with fewer than 'minimum-measured' reported
+      samples. At trust 'server', in a run that is not private, the numbers of optimiser steps and
+      of used samples leave too.
+
+    If ``lab.sample_parts`` has samples' contributions to metrics, their sums are added with noise,
+    and the privacy ledger is charged. These figures follow:
+
+    - At trust 'server', the time and the peak memory of this answer.
+    - At any trust but 'sums', the reported number of training samples.
+    - In a private run, the epsilon that the site has spent.
+
+    Raises:
+        EpsilonSpentError: the noise would cost more epsilon than a cap allows.
+        CheckpointError: a privacy ledger is damaged, or cannot be written.
     """
     session, common, limits = lab.session, lab.common, lab.session.limits
     sizes = {name: sum(counts) for name, counts in session.reported.items()}
@@ -245,11 +312,25 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
 
 
 def _store(lab: Lab, keep: Arrays) -> bool:
-    """Write the arrays that the site keeps, and tell whether a file was written.
+    """Write the site's state (the arrays that it keeps), and tell whether one was written.
 
-    The file has ``keep``, ``lab.counted`` and the optimiser's moments. Without new arrays nothing
-    is written, except at a hospital that declares its data. Arrays that are not finite raise a
-    SiteError.
+    A state has ``keep``, ``lab.counted``, and the arrays from which training continues, such as the
+    optimiser's moments. If this phase trained nothing, these last arrays are copied from the
+    earlier state.
+
+    If ``keep`` is empty and the training left nothing to continue from, no state is written. A
+    hospital that declares its data then still writes ``lab.counted`` after a phase of the method. A
+    failed site stores a state too, and the replies must look alike.
+
+    Args:
+        lab: the message's lab. ``lab.counted`` has the arrays that were stored with this site's
+            last reply that the server used.
+        keep: the arrays that the method stores, by name.
+
+    Raises:
+        SiteError: an array is not finite, because training diverged. Under the hospital's own cap
+            on epsilon such values are replaced by finite ones, because an error would reveal them.
+        CheckpointError: the state cannot be written.
     """
     continued = lab.continued
     if keep or continued:

@@ -123,10 +123,12 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _phase(answering: Answering, final: bool = False) -> RecordDict:
-    """Answer a phase of a round, such as "train", or the final evaluation.
+    """Answer a phase of a round, such as "train", or the final evaluation if ``final`` is True.
 
-    A hospital that declares its data has only zero samples so far, and loads its real data here. It
-    does not load them for a phase of secure aggregation.
+    A phase belongs to the method or to secure aggregation. A hospital that declares its data has
+    only zero samples so far, and loads its real data here. It keeps the zeros in a phase of secure
+    aggregation, such as the exchange of keys, which needs no data. Any other site has loaded its
+    data before.
     """
     # Imported here and below, because only the first message needs PyTorch, not importing the app
     from fedsilo.client_app.answer import answer, evaluate, open_declared
@@ -145,10 +147,12 @@ def _phase(answering: Answering, final: bool = False) -> RecordDict:
 
 
 def _hello(answering: Answering) -> RecordDict:
-    """Answer the server's question before round 1 with facts about this site.
+    """Answer a hello (the server's question before round 1) with facts about this site.
 
-    The server's versions of fedsilo and Flower must match the site's. The data are then read anew,
-    because they may have changed since an earlier run.
+    The facts (``site_facts``) include the site's name, its task, its software and, unless the trust
+    is 'sums', its label counts. The server's versions of fedsilo and Flower must match the site's.
+    After this check the data are read anew, because they may have changed since an earlier run. The
+    site's name precedes the text of any FedsiloError.
     """
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import session_of
@@ -160,10 +164,11 @@ def _hello(answering: Answering) -> RecordDict:
 
 
 def _summary(answering: Answering) -> RecordDict:
-    """Answer the server's question about the data before a run, with counts.
+    """Answer a survey (a question about the data before a run) with counts that describe the data.
 
-    The server's versions of fedsilo and Flower must match the site's. A hospital sends only counts
-    that its site file allows. A simulated site sends all.
+    The server's versions of fedsilo and Flower must match the site's, which is checked first. A
+    hospital answers with only those counts that its site file allows, or refuses the survey. A
+    simulated site answers with all counts. The site's name precedes the text of any FedsiloError.
     """
     from fedsilo.client_app.summary.survey_answer import answer_survey
 
@@ -176,8 +181,9 @@ def _summary(answering: Answering) -> RecordDict:
 def _prefix_site(context: Context) -> Iterator[None]:
     """Put "<site's name>: " before the text of a FedsiloError raised in the ``with`` block.
 
-    The server does not yet know which site answers. The error keeps its type. Other exceptions pass
-    unchanged.
+    Before a run, at the hello or survey, the server does not yet know the name of the site that
+    answers. The name is the node config's 'site' or, in a simulation, that of the simulated site.
+    The error keeps its type. Other exceptions pass unchanged.
     """
     try:
         yield
@@ -191,8 +197,21 @@ def _prefix_site(context: Context) -> Iterator[None]:
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
     """Answer a message, and turn any exception on the way into an error reply.
 
-    ``answer`` builds the reply's content. Before it, the hospital's rules and limits are checked. A
-    site with a site file then writes a line to its audit log.
+    ``answer`` runs inside guards. A guard is a context manager that checks the message before
+    ``answer`` runs, and may act again afterwards. From the outermost to the innermost they are:
+
+    - With a site file (the hospital's own rules): ``enforce_site_file`` applies these rules, and
+      ``require_newest_ledger`` refuses an outdated privacy ledger.
+    - At any real site: ``hide_failure_in_sum`` hides a failure in a secret sum, and
+      ``enforce_bounds`` applies the hospital's limits and quotas.
+
+    After the guards, a site with a site file writes a line to its audit log. Finally a real site
+    bundles the reply: the arrays of each record are joined into one.
+
+    Args:
+        message: the server's message.
+        context: Flower's context of the node and the run.
+        answer: builds the content of the reply.
     """
     simulated, ruled = is_simulated(context), "site-file" in context.node_config
     if simulated and SIMULATED_SITE in message.content:
@@ -246,9 +265,16 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
 def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
     """Let a site that fails after opening its data add 0 to the secret sum, instead of raising.
 
-    This applies at trust 'sums' to phases and the final evaluation. Any other exception passes
-    unchanged. The site's own log gets the real reason. ``answering.opened.hidden`` becomes True if
-    the server must not see any answer of this site alone.
+    Otherwise a malicious server could make the failure depend on a single patient, and see it.
+    ``failed_answer`` builds the reply. The site's log and ``answering.opened.why`` get the real
+    reason. The exception passes unchanged in three cases:
+
+    - The run's trust is not 'sums'.
+    - The message is a hello or a survey.
+    - No data were opened.
+
+    Before the ``with`` block runs, ``answering.opened.hidden`` is set. It is True if the server
+    must not see any answer of this site alone (``tells_single_answers``).
     """
     message, context, opened = answering.message, answering.context, answering.opened
     opened.hidden = not tells_single_answers(context.node_config, context.run_config)
@@ -257,7 +283,6 @@ def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
         return
     except Exception as error:  # every failure must happen inside the sum
         kind = message.metadata.message_type
-        # A server could otherwise make a failure depend on a single patient, and see it
         is_summed = context.run_config.get("privacy.trust") == SUMS and kind not in (HELLO, SURVEY)
         if not (is_summed and opened.data):
             raise
@@ -276,8 +301,10 @@ def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
 def refuse(message: Message, context: Context, error: RefusedError) -> Message:
     """Build the error reply to a message that is refused without being read.
 
-    The site's name precedes the text of ``error``. A site with a site file also writes a line to
-    its audit log. If that fails, the reason is appended to the reply's text.
+    The site's name precedes the text of ``error``. A site with a site file (the hospital's own
+    rules) also writes a line to the audit log that the file names. If the file cannot be read, the
+    log in 'state-dir' is used. If the line cannot be written, the reason is appended to the reply's
+    text.
     """
     error = RefusedError(f"site {_own_name(context)}: {error}")
     reply = _failure(message, context, error, Opened())
@@ -295,8 +322,11 @@ def refuse(message: Message, context: Context, error: RefusedError) -> Message:
 def _failure(message: Message, context: Context, error: Exception, opened: Opened) -> Message:
     """Build the error reply to a message: an error code and a one-line reason.
 
-    If patients' data were opened and ``opened.hidden`` is True, one fixed sentence replaces the
-    reason. An EpsilonSpentError keeps its own text even then. A real site logs the full reason.
+    Usually they come from ``_code`` and ``_reason``. The exact reason is hidden if patients' data
+    were opened and ``opened.hidden`` is True. The reply then has one fixed code and sentence for
+    all errors, after the site's name and the round, and ``opened.why`` gets the reason. An
+    EpsilonSpentError keeps its code and text even then. A real site always writes the full reason
+    to its own log.
     """
     reason = _reason(error, context)
     if "site" in context.node_config:  # in a simulation the server's own log line is enough
@@ -331,10 +361,22 @@ def _round_of(message: Message) -> int:
 def _log(
     answering: Answering, context: Context, reply: Message, error: Exception | None
 ) -> Message:
-    """Write a message's line to the audit log, and return the reply that may leave.
+    """Write the line about a message to the audit log, and return the reply that may leave.
 
-    If the line cannot be written, only an error leaves: it replaces an answer, or adds its text to
-    an error reply. ``error`` is the exception behind an error reply.
+    The line says whether the message was answered, refused (``error`` is a RefusedError) or failed.
+    Once the line is written, ``reply`` is returned. If writing fails, only an error may leave:
+
+    - If ``reply`` is an answer, an error reply with the code and text of the writing error takes
+      its place.
+    - If ``reply`` is an error reply, it keeps its code, and the text of the writing error is
+      appended, unless both texts are equal.
+
+    Args:
+        answering: the message. If its ``opened.why`` is set, it is logged as the reason of a
+            failure, even if the reply gives no reason.
+        context: Flower's own context, to which the site file's limits are not added.
+        reply: the reply that is about to leave.
+        error: the exception that caused an error reply; None if there was none.
     """
     from fedsilo.client_app.site import audit_log
     from fedsilo.client_app.site.policy import log_path
@@ -363,25 +405,28 @@ def _log(
 
 
 def _ledger_mark(context: Context) -> "LedgerMark | None":
-    """Return the state of the hospital's privacy ledger for the audit log.
+    """Return the state of the hospital's privacy ledger for the audit log; None without a ledger.
 
-    It has the number of noisy "releases" and the file's digest as "sha256". The result is None for
-    a missing or damaged ledger.
+    The state maps "releases" to the number of noisy results in the ledger, and "sha256" to the
+    digest of the ledger's file. For a damaged ledger the result is None too, and no error is
+    raised. Such a ledger stops every noisy result, and the log must still get its line.
     """
     from fedsilo.client_app.privacy.ledger import ledger_mark
 
     try:
         return ledger_mark(context)
     except CheckpointError:
-        # A damaged ledger stops every noisy result, but the log must still get its line
         return None
 
 
 def _reason(error: Exception, context: Context) -> str:
     """Return the text that the server gets for an error, without a real site's paths.
 
-    A FedsiloError keeps its text, unless it may quote a hospital's file names. For any other
-    exception, only its class and the system's reason leave, such as "disk full".
+    - A FileNamesError, whose text may quote names of the hospital's files, gets a constant text at
+      a real site.
+    - Any other FedsiloError keeps its text. At a real site the paths are removed from it.
+    - The text of any other exception may quote a patient's value. Only its class and the system's
+      reason, such as "disk full", are returned. The traceback goes to the log.
     """
     if isinstance(error, FileNamesError) and not is_simulated(context):
         return (
@@ -405,8 +450,9 @@ def _reason(error: Exception, context: Context) -> str:
 def _code(error: Exception) -> int:
     """Return the code that tells the server the kind of error.
 
-    Most kinds of FedsiloError have their own code. All other errors get Flower's general code for
-    an exception in a ClientApp.
+    Each kind of FedsiloError has a code in ``ERROR_CODES``. A kind that is missing there has
+    Flower's general code for an exception in a ClientApp, as has any exception from outside
+    fedsilo.
     """
     if not isinstance(error, FedsiloError):
         return _CLIENT_APP_RAISED

@@ -10,14 +10,19 @@ from fedsilo.models.maths.standardisation import sums_of
 
 
 def site_facts(session: SiteSession) -> SiteFacts:
-    """Build the site's answer to the server's first question, before round 1.
+    """Build the site's answer to a hello: name, task, label counts, fingerprints and software.
 
-    It has the site's name, task, label counts, fingerprints and software. At trust 'sums' label
-    counts are left out. Fingerprints, which are digests of the data, leave only at trust 'server'.
+    A hello is the server's question before round 1. The run's trust decides what is left out:
+
+    - At trust 'sums' label counts are left out, because the server may learn only sums over sites.
+    - At any trust but 'server' the fingerprints (digests of the data) are left out, because anyone
+      who guesses the data could check the guess. The number of unusable samples is then 0.
+
     A simulated site reports no software.
 
     Raises:
-        RefusedError: the site has too few rows for feature sums.
+        RefusedError: the site has too few rows for the feature sums that the run asks for.
+        SettingError: the weights of the pretrained backbone are missing.
     """
     silo, trust = session.silo, session.settings.trust
     software: dict[str, str] = {}
@@ -28,7 +33,6 @@ def site_facts(session: SiteSession) -> SiteFacts:
         label_counts = {}
     fingerprints, dropped = silo.fingerprints, silo.dropped
     if trust != SERVER:
-        # Anyone who guesses the data could check the guess
         fingerprints, dropped = {}, 0
     return SiteFacts(
         site=silo.name,
@@ -52,14 +56,15 @@ def site_facts(session: SiteSession) -> SiteFacts:
 
 
 def feature_sums(session: SiteSession) -> Sums | None:
-    """Compute count, sum and sum of squares of each feature and of a numeric label.
+    """Compute the count, the sum and the sum of squares of each feature and of a numeric label.
 
-    Only the known values in the training rows enter. Returns None if 'data.standardise' is not
-    'pooled', or if the data have no such columns.
+    Only the known values in the training rows enter. The server combines the sums of all sites into
+    one mean and standard deviation. Returns None if 'data.standardise' is not 'pooled', or if the
+    data have neither features nor a numeric label.
 
     Raises:
-        RefusedError: the training rows, or a column's known values, are fewer than
-            'privacy.sums-min-count'.
+        RefusedError: the site has fewer training rows than 'privacy.sums-min-count'. The same
+            minimum holds for the known values of each column that has any.
     """
     silo, settings = session.silo, session.settings
     columns = silo.columns()

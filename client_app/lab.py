@@ -138,9 +138,10 @@ class Lab:
     def state(self, prefix: str = "") -> dict[str, Tensor]:
         """Return this site's stored arrays whose names begin with ``prefix``, without this prefix.
 
-        They are the newest arrays that the site stored before this message. The optimiser's moments
+        They are the newest arrays that the site stored before this message. Names with ``counted/``
+        belong to copies of older arrays, which ``counted_state`` has made. The optimiser's moments
         are left out, because ``fit`` handles them itself. The result is empty if nothing was
-        stored.
+        stored, or if no name matches.
         """
         kept = {}
         for name, array in self.stored_state.items():
@@ -151,9 +152,13 @@ class Lab:
     def counted_state(self) -> dict[str, Tensor]:
         """Return the arrays that were stored with this site's last reply that the server used.
 
-        A method starts from them if its stored arrays must match the server's sums, because a reply
-        may be lost or late. The result is empty if the server has used no reply yet. The arrays are
-        stored again with the next reply.
+        A reply that was lost, refused or late is not in the server's sums. If a method's stored
+        arrays must match these sums, it starts from this result and not from ``state``. The message
+        says which reply the server used last. The result maps names to arrays, and is empty if the
+        server has used no reply yet.
+
+        The arrays are also put into ``self.counted``. ``pack`` stores them once more beside the new
+        arrays, in case the reply to this message is lost.
         """
         if self.state_files.is_counted(self.instruction):
             newest = self.state()
@@ -195,9 +200,16 @@ class Lab:
     def measure(self, network: SiteNetwork) -> None:
         """Measure the received model on validation and test data, and add its ``metrics``.
 
-        Nothing is measured unless the server asks for it. The keys are
-        ``incoming.<split>.<metric>``. If the hospital has its own cap on epsilon, each sample's
-        contribution goes into ``sample_parts`` instead, so that noise can be added later.
+        Nothing is measured if the server's request has ``evaluate`` off. The keys of the metrics
+        are ``incoming.val.<metric>`` and ``incoming.test.<metric>``. A split without samples adds
+        none.
+
+        If the hospital has its own cap on epsilon, nothing is added to ``metrics``. Instead, each
+        sample's contribution to each metric goes into ``sample_parts``. ``pack`` later adds noise
+        to the sums of the contributions.
+
+        Args:
+            network: the network with the received model's weights, on the compute device.
         """
         if self.instruction.evaluate:
             self.metrics |= self.measure_splits(network, INCOMING, ("val", "test"))
@@ -206,26 +218,49 @@ class Lab:
         self,
         network: SiteNetwork,
         *,
-        objective: Objective | None = None,  # None: the network's own loss
-        penalty: Penalty | None = None,  # a term added to each batch's loss
-        after_step: AfterStep | None = None,  # gets the batch's inputs and the optimiser
-        beside: Optimizer | None = None,  # steps with the same gradients
-        plan: Iterable[list[Tensor]] | None = None,  # passes, as batches of sample indices
-        order: Callable[[int], Tensor | None] | None = None,  # epoch -> order of the samples
-        settings: CommonSettings | None = None,  # None: the run's
-        split: Split | None = None,  # None: the site's training samples
-        steps: int = 0,  # 0: as many as in the settings
+        objective: Objective | None = None,
+        penalty: Penalty | None = None,
+        after_step: AfterStep | None = None,
+        beside: Optimizer | None = None,
+        plan: Iterable[list[Tensor]] | None = None,
+        order: Callable[[int], Tensor | None] | None = None,
+        settings: CommonSettings | None = None,
+        split: Split | None = None,
+        steps: int = 0,
         aside: tuple[str, ...] = (),
         stays: bool = False,
     ) -> None:
         """Train ``network`` in place, and add its training loss to the metrics.
 
-        By default the network's own loss and the site's training samples are used. ``aside`` names
-        a further training in the same phase, whose loss is not reported. A model that ``stays``
-        gets no privacy noise.
+        If the method's ``Outgoing`` has this network, ``pack`` measures it on validation data. With
+        'train.epoch-steps' an epoch may span rounds, and training continues where the last round
+        stopped. With 'train.optimiser-state' "run" the optimiser continues too, except that of a
+        model that stays at the site in a private run.
+
+        Args:
+            network: the network, on the compute device.
+            objective: maps a batch's inputs and labels to its loss; None for the network's own
+                loss.
+            penalty: returns a term that is added to each batch's loss; None for no term.
+            after_step: called after each step with the batch's inputs and the optimiser, or None.
+            beside: a second optimiser, which steps with the gradients of the same backward pass, or
+                None.
+            plan: the passes over the data, each a list of batches of sample indices; None for the
+                passes that the settings ask for.
+            order: maps an epoch's number to the order (n,) of its samples; used only with
+                'train.epoch-steps'. None for a random order.
+            settings: the length and the optimiser of the training; None for the run's.
+            split: the samples; None for the site's training samples.
+            steps: the number of optimiser steps; 0 for the number in ``settings``.
+            aside: empty for the main training. A further training in the same phase has a key, such
+                as ("head",), which also seeds its random draws. Its loss is not reported, its
+                optimiser is not stored, and ``pack`` does not measure its network.
+            stays: whether the model, and everything made from it, stays at the site. A private run
+                then trains it without noise.
 
         Raises:
-            RefusedError: the hospital's limits forbid the training.
+            RefusedError: a batch has fewer samples, or the training fewer steps, than the hospital
+                allows. An EpsilonSpentError says that a cap on epsilon is reached.
             SiteError: the training diverged.
         """
         settings, round_ = settings or self.sampling, self.instruction.round
@@ -265,8 +300,20 @@ class Lab:
     ) -> None:
         """Give a training the hospital's minimums, the noise of a private run, and class weights.
 
-        A private run charges the privacy ledger. A model that ``stays`` at the site gets no noise
-        and costs nothing. Too small batches or too little epsilon raise a RefusedError.
+        - A batch needs a minimum number of samples, and a reply a minimum number of steps. Under
+          the hospital's own cap on epsilon, a model that stays at the site has no minimum of steps.
+        - In a private run DP-SGD adds noise, and the privacy ledger is charged. A model that stays
+          at the site gets no noise and costs no epsilon.
+        - If the run weights classes, each sample gets the weight of its class.
+
+        Args:
+            training: the training, changed in place.
+            aside: the key of a further training in the same phase, or empty.
+            stays: whether the model and everything made from it stays.
+
+        Raises:
+            RefusedError: the private batches are too small, or a cap on epsilon is reached
+                (EpsilonSpentError).
         """
         training.minimum_steps = self.session.limits.minimum_steps_per_reply
         training.minimum_batch = self.session.smallest_batch
@@ -294,12 +341,24 @@ class Lab:
     def measure_splits(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]
     ) -> dict[str, float]:
-        """Measure a model on splits of the site's data: ``<model>.<split>.<metric>`` -> value.
+        """Measure a model on splits of the site's data, and return its metrics.
 
-        ``model`` is "incoming" or "trained". The method's ``measured`` chooses the networks,
-        usually ``network`` alone. A split without samples adds no metrics. Under the hospital's own
-        cap on epsilon the result is empty. The contributions to the received model's metrics are
-        then recorded, to get noise later.
+        The method's ``measured`` gets ``network`` and chooses the networks to measure, usually
+        ``network`` alone. A split without samples adds no metrics. If only samples with certain
+        labels are measured, a split needs at least 'privacy.sums-min-count' of them.
+
+        Under the hospital's own cap on epsilon the result is empty. For "incoming" each sample's
+        contribution to the metrics is recorded, and ``pack`` adds noise to their sums. For
+        "trained" nothing is measured then.
+
+        Args:
+            network: the network that the method's ``measured`` gets.
+            model: "incoming" for the received model or "trained" for the trained one; the first
+                part of each key.
+            splits: any of "train", "val" and "test".
+
+        Returns:
+            ``<model>.<split>.<metric>`` -> value.
         """
         if self.session.cap:
             # Only the first is the received model; other networks keep their own names
@@ -318,9 +377,16 @@ class Lab:
     def _measure_split(self, measured: Measured, model: str, split: str) -> dict[str, float]:
         """Return a network's metrics on one split, by their names in the reply.
 
-        ``measured`` may limit the labels and the metrics. The result is empty without samples. With
-        limited labels at least 'privacy.sums-min-count' samples are needed. ``model`` only enters
-        the random seed.
+        The result is empty if the split has no samples. The fields of ``measured`` decide:
+
+        - ``within``: only samples with these labels are measured. The result is empty if there are
+          fewer than 'privacy.sums-min-count'.
+        - ``names``: only the metrics in it are returned, under new names. Without it, all metrics
+          are returned. In the final evaluation the test split then has further counts, such as each
+          class's correct predictions.
+        - ``probe``: an object that sees the outputs of the network's encoder and adds metrics.
+
+        ``model``, "incoming" or "trained", only enters the random seed of the measurement.
         """
         samples: Split = getattr(self.silo, split)
         fewest = 1
@@ -363,13 +429,21 @@ class Lab:
         key: tuple[str, ...],
         metrics: Collection[str] | None = None,
     ) -> None:
-        """Record each sample's contribution to a split's metrics, so that noise can be added later.
+        """Record each sample's contribution to a split's metrics, so that ``pack`` can add noise.
 
-        Contributions range from 0 to 1. ``sample_parts`` gets an array (n,) for each of
-        ``metrics``, or for all if None. Nothing is recorded if the split's metrics may not leave,
-        or if its reported number of samples is 0.
+        This replaces exact metrics under a hospital's own cap on epsilon. Contributions range from
+        0 to 1, and ``sample_parts`` gets an array (n,) of them for each metric. Nothing is recorded
+        if the split's metrics may not leave (``measured_splits``), or if this site reports 0
+        samples for the split. The true number of samples must not be revealed, so it decides
+        nothing here.
+
+        Args:
+            network: the received network.
+            split: "val" or "test".
+            key: with round and site, the seed of the dropout during the measurement.
+            metrics: the names of the metrics to record; None for all metrics that can get noise in
+                the run's task.
         """
-        # The true number of samples must not be revealed, so it decides nothing here
         reported = sum(self.session.reported.get(split, ()))
         if not reported or split not in self.session.measured_splits():
             return

@@ -50,11 +50,21 @@ class MaskedPart:
     ) -> ArrayRecord:
         """Build this site's part of a secret sum: its update, sample counts and metrics, masked.
 
-        The update is ``leaving`` minus ``received``, scaled down to the norm 'secure.clip-norm' if
-        larger. Only metrics that the server asks for are summed. The result has uint32 arrays.
+        The masks hide the part from the server, which can remove them only from the sum over sites.
+
+        Args:
+            leaving: the arrays that leave, by name. They must be exactly those that the server asks
+                to sum.
+            received: the arrays that the site received, by name. The update is ``leaving`` minus
+                ``received``, scaled down to the joint norm 'secure.clip-norm' if it is larger.
+            metrics: the measured metrics. Only those that the server asks for are summed.
+
+        Returns:
+            A record of uint32 arrays, with the names and shapes that the server expects.
 
         Raises:
-            FedsiloError: the server asks for other arrays, or a rule forbids the sum.
+            FedsiloError: the update's arrays are not those that the server asks for, or the mask is
+                refused (``SecureSite.mask``). The error names site and round.
         """
         update = {}
         for name, array in leaving.items():
@@ -65,11 +75,16 @@ class MaskedPart:
     def refuse_before_data(self) -> None:
         """Check before the training that nothing in the message can make the secret sum fail.
 
-        It checks the requested metrics and arrays, the sites in the sum and the keys. If the server
-        must prove each sum, the message must ask for the one that follows.
+        A hospital that declares its data does this before it opens them, because a later refusal
+        could depend on a patient. These things are checked:
+
+        - The message's record of secure aggregation, and the metrics and arrays in it.
+        - The rules of ``SecureSite.prepare_masking``, such as enough sites and unused keys.
+        - If the method requires the server to prove each sum: the message asks for exactly the sum
+          that follows from the last one.
 
         Raises:
-            FedsiloError: the sum is impossible or reveals too much.
+            FedsiloError: the sum is impossible or reveals too much. The error names site and round.
         """
         with self.prefix_round():
             secure = self.secure_site()
@@ -83,10 +98,24 @@ class MaskedPart:
                 self._follow(secure, partners)
 
     def _follow(self, secure: SecureSite, partners: list[str]) -> None:
-        """Check that the message asks for the sum that follows from the sum of the round before.
+        """Check that the message asks the question that follows from the sum of the round before.
 
-        From round 2 on, the server must prove that sum, over the same sites. The method then checks
-        the values in the message.
+        A question is the values at which the server asks for a sum, such as the coefficients of a
+        fit. Some methods require the server to prove each sum to the sites. From the second round
+        on, the site checks this proof, and that the proven sum was over the same sites. Then the
+        method computes the next question itself, and compares it with the message. In round 1 there
+        is no sum before, and only the method checks.
+
+        Args:
+            secure: the site's side of secure aggregation.
+            partners: the names of all sites, including this one, in the sum that the message asks
+                for.
+
+        Raises:
+            SiteError: the proof is missing or malformed.
+            RefusedError: the proof is wrong, the sum before was over other sites, or the message
+                asks another question.
+            CheckpointError: the site's records are damaged, or cannot be written.
         """
         before = None
         if self.instruction.round > 1:
@@ -102,12 +131,16 @@ class MaskedPart:
     def refuse_after_failure(self) -> None:
         """Check that this site did not fail in an earlier answer to the same received arrays.
 
-        A failed site added 0 to that sum. A second answer would reveal its part as a difference of
-        sums. A simulated site always passes.
+        A site that fails adds 0 to a sum. A second answer would add this site's part, and the
+        server could subtract the first sum from the second. A simulated site keeps no record of
+        failures and passes. Each error names site and round.
 
         Raises:
-            SiteError: the site failed on these arrays before.
-            RefusedError: the hospital has no signing key or 'state-dir'.
+            SiteError: the site failed on these arrays before, or the message has no record of
+                secure aggregation.
+            RefusedError: the hospital has no usable signing key, or no 'state-dir'.
+            CheckpointError: the record of earlier sums is damaged, or the lock file of the signing
+                key cannot be written.
         """
         with self.prefix_round():
             self.secure_site().refuse_after_failure(self.received_arrays())
@@ -115,11 +148,13 @@ class MaskedPart:
     def failed_part(self) -> ArrayRecord:
         """Build the masked zeros that a site adds to a secret sum if it could not answer.
 
-        It has the names and shapes of a successful site's part, so the server cannot tell who
-        failed. It also adds 1 to the masked count of failed sites.
+        The part also adds 1 to the masked count of failed sites, so the server learns how many
+        sites failed, but not which. It has the names and shapes of a successful site's part, so the
+        server cannot tell the two apart.
 
         Raises:
-            FedsiloError: the zeros cannot be masked, for example because keys were used before.
+            FedsiloError: the zeros cannot be masked, for example because this round's keys were
+                used before. The error names site and round.
         """
         with self.prefix_round():
             return to_record(self._mask(None, {}))
@@ -127,8 +162,19 @@ class MaskedPart:
     def _mask(self, update: Arrays | None, metrics: Mapping[str, float]) -> dict[str, NDArray]:
         """Clip this site's update, turn it and the metrics into integers, and add the masks.
 
-        ``update`` is None for zeros, if the site could not answer. Metrics are clipped to their
-        bounds. A metric that is missing or not finite counts no samples.
+        The result has the names and shapes that the server expects, whether or not the site could
+        answer. At a hospital that declares its data, finite numbers first replace all others in the
+        update, because an error could depend on a single patient.
+
+        Args:
+            update: the arrays minus the received arrays, by name; None for zeros, if the site could
+                not answer.
+            metrics: the measured metrics by name. Those that the server asks for are clipped to
+                their bounds. A metric that is missing or not finite adds 0, and counts no samples.
+
+        Raises:
+            SiteError: the update's names or shapes differ from those that the server asks for.
+            FedsiloError: a metric has no bounds, or the mask is refused (``SecureSite.mask``).
         """
         received = self.received_arrays()
         zeros = self._zero_update(received)
@@ -183,7 +229,11 @@ class MaskedPart:
     def _bounds_of(self, name: str) -> tuple[float, float]:
         """Return the bounds, lowest first, to which a metric is clipped before it is summed.
 
-        A metric that is not summed raises a RefusedError. Metrics are summed only at trust 'sums'.
+        They depend on the metric's name and the run's task. Only at trust 'sums' are metrics
+        summed.
+
+        Raises:
+            RefusedError: the metric is not one that is summed, or the run's trust is not 'sums'.
         """
         ends = bounds(name, self.session.task.limits(self.session.silo.shape.outputs))
         if ends is None or self.session.settings.trust != SUMS:
@@ -193,13 +243,17 @@ class MaskedPart:
     def answer_phase(self) -> ConfigRecord:
         """Answer a phase of secure aggregation that trains nothing, such as "secure-keys".
 
-        Such phases exchange keys, agree on the sites in the sum, or help the server to remove the
-        masks.
+        Before the weights are summed, such phases exchange keys. Afterwards they agree on the sites
+        in the sum, and help the server to remove the masks from the sum. Each error names site and
+        round.
+
+        Returns:
+            The record for the reply (``SecureSite.answer``).
 
         Raises:
             SiteError: the run has no secure aggregation, or the message is malformed.
             RefusedError: the answer would reveal more than a sum.
-            CheckpointError: a file is unusable.
+            CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
         with self.prefix_round():
             if self.session.settings.secure_aggregation == "none":
@@ -209,12 +263,18 @@ class MaskedPart:
     def secure_site(self, failed: bool = False) -> SecureSite:
         """Build the object that does this site's side of secure aggregation for one message.
 
-        A site that has ``failed`` adds zeros, and 1 to the count of failures. Under the hospital's
-        own cap on epsilon, the sample counts are noisy.
+        The object makes keys, masks this site's numbers, and signs the list of sites in the sum.
+        The site's weight in the sum depends on its exact sample counts. Under the hospital's own
+        cap on epsilon the reported noisy counts are used instead.
+
+        Args:
+            failed: True if the site could not answer. It then adds zeros, and 1 to the count of
+                failures.
 
         Raises:
             SiteError: the message has no record of secure aggregation.
-            RefusedError: the hospital has no signing key or 'state-dir'.
+            RefusedError: the hospital has no usable signing key, or no 'state-dir'.
+            CheckpointError: the lock file of the signing key cannot be written.
         """
         session, instruction = self.session, self.instruction
         name, settings = session.silo.name, session.settings
@@ -263,9 +323,22 @@ class MaskedPart:
     def _sum_record(self, samples: int) -> SummedBefore | None:
         """Return the object that records this hospital's secret sums over all its runs.
 
-        With it the hospital refuses a second, different contribution for the same received arrays.
-        ``samples`` scales each site's contribution. The result is None at a simulated site, or
-        without 'state-dir'.
+        With the record the hospital refuses a second, different contribution to sums over the same
+        received arrays, because the difference would reveal it. No file is read here. The object
+        has two digests:
+
+        - The first is over all settings that scale a contribution: the run's settings,
+          'secure.clip-norm' and ``samples``.
+        - The second is over the data set and the method's settings, if the server proves the
+          method's sums. Such methods may ask different questions with the same arrays. For any
+          other method it is "".
+
+        Args:
+            samples: 'secure-samples', the number of samples by which each site's contribution is
+                scaled.
+
+        Returns:
+            The record. None at a simulated site, or if the node config has no 'state-dir'.
         """
         session = self.session
         if session.simulated or "state-dir" not in session.node_config:

@@ -54,10 +54,10 @@ class OpenedSite:
     load: Callable[[], Silo] | None = None  # reads the data that ``stand_in`` stands for
 
     def noise(self, *key: int | str) -> torch.Generator | None:
-        """Return a random generator for noise, or None for the operating system's randomness.
+        """Return the random generator for noise with ``key``, or None at a real site.
 
-        Only a simulated site draws noise from the run's seed and ``key``. Such noise could not
-        protect a real site, because the server knows the seed.
+        None means the operating system's randomness. Only a simulated site draws noise from the
+        run's seed. A server knows that seed, so it could subtract a real site's noise.
         """
         if not self.simulated:
             return None
@@ -80,14 +80,16 @@ class OpenedSite:
             )
 
     def read_declared(self) -> Silo:
-        """Read and return the real data, in place of the zero samples used so far.
+        """Read and return the real data, in place of the zero samples (``stand_in``) used so far.
 
-        The caller must hide any error from the server, because it may depend on a patient.
+        The object itself is not changed. The caller must hide any error from the server, because
+        the error may depend on a patient.
 
         Raises:
             DataError: the data cannot be read.
-            SiteError: the data are fewer or of another kind than declared.
-            RefusedError: there are fewer training samples than the hospital's minimum.
+            SiteError: a class has fewer samples than declared; or the task, the input shape, the
+                features, the classes or the schema changed.
+            RefusedError: there are fewer training samples than the hospital's own minimum.
         """
         declared = self.stand_in
         assert declared is not None
@@ -132,14 +134,23 @@ def _kind_of(silo: Silo) -> tuple[object, ...]:
 def open_site(context: Context, with_data: bool = True) -> OpenedSite:
     """Open a site for a run: read its settings, its limits and its data.
 
-    Without ``with_data``, a hospital at trust 'sums' gets zero samples in its declared numbers. Any
-    other site reads its data.
+    Args:
+        context: Flower's context of the message.
+        with_data: True to read the real data. If False, a hospital at trust 'sums' gets zero
+            samples instead, in the rounded numbers that it has declared. Any other site reads its
+            data in both cases.
 
     Raises:
-        RefusedError: the hospital's rules forbid the run.
-        SettingError: a setting is invalid.
-        SiteError: the data do not fit their declaration.
-        DataError: the data are unreadable.
+        RefusedError: the hospital's rules forbid the run's settings (``_run_settings``). A required
+            'state-dir' or the consent to send folder names is missing. A hospital that declares its
+            data has stored too many declarations, or has fewer samples than its own minimum.
+        SettingError: a setting is invalid, settings of privacy contradict each other, or the labels
+            are for another task than the run's.
+        SiteError: the node config names no site, or the data no longer match the stored
+            declaration.
+        DataError: the data cannot be read.
+        CheckpointError: the stored declaration of the data is damaged, or cannot be written.
+        OSError: a simulated site's files cannot be opened.
     """
     simulated, run, node = is_simulated(context), context.run_config, context.node_config
     settings = _run_settings(context)
@@ -181,8 +192,15 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
 def _run_settings(context: Context) -> CommonSettings:
     """Return the run's settings, with the site's own folders, device and limits in their place.
 
-    Settings that the hospital forbids raise a RefusedError. Broken images are skipped if the server
-    must not see any answer of a real site alone.
+    If the server must not see any answer of a real site alone, broken images are always skipped
+    there, because an error would depend on a patient.
+
+    Raises:
+        RefusedError: the run's folds or sampling would choose among a real site's samples, but
+            'allow-folds' is not set. The run adds no noise, but the hospital has a cap on epsilon.
+            The run names a file that a real site would have to read, or a plugin that the site
+            lacks.
+        SettingError: a value of the run or of the node config is invalid.
     """
     settings, node = site_settings(context), context.node_config
     if not is_simulated(context):
@@ -198,10 +216,14 @@ def _run_settings(context: Context) -> CommonSettings:
 
 
 def _refuse_chosen_samples(settings: CommonSettings) -> None:
-    """Check that the run's folds and sampling have their defaults, which use all samples.
+    """Check that the run's folds and sampling have their defaults, which use all of the samples.
 
-    Results over different samples would reveal single patients. Any other value raises a
-    RefusedError, which names the settings.
+    Results over different samples would reveal single patients. The caller skips this check at
+    simulated sites, and at hospitals that set 'allow-folds=true'.
+
+    Raises:
+        RefusedError: a setting differs from its default. The error names the settings, and
+            'allow-folds', which would permit them.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)
     chosen = [key for key in _CUTS if values[key] != usual[key]]
@@ -214,9 +236,13 @@ def _refuse_chosen_samples(settings: CommonSettings) -> None:
 
 
 def _refuse_without_epsilon(settings: CommonSettings) -> None:
-    """Refuse a run that is not private, at a site with a cap on epsilon.
+    """Check that a run is private, because the epsilon of any other run is infinite.
 
-    Without clipping and noise, no cap on epsilon can hold.
+    A private run clips gradients and adds noise. The caller skips this check at a site without a
+    cap on epsilon.
+
+    Raises:
+        RefusedError: the run is not private ('privacy.sample-clip-norm' is 0).
     """
     if not settings.is_private():
         raise RefusedError(
@@ -230,7 +256,9 @@ def _refuse_without_epsilon(settings: CommonSettings) -> None:
 def _log_what_is_left_out(silo: Silo, settings: CommonSettings) -> None:
     """Log how many samples a run cannot use at this site, and which files it does not read.
 
-    A sentence about files is logged once per process.
+    The number of samples is logged in each call, unless it is 0. The data set writes a sentence
+    about each kind of unread file, and a sentence is logged once per process. The caller calls this
+    only at a real hospital.
     """
     if silo.dropped:
         logging.getLogger("flwr").warning(
@@ -244,8 +272,13 @@ def _log_what_is_left_out(silo: Silo, settings: CommonSettings) -> None:
 def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
     """Load the site's data, and log which samples and files a real hospital leaves out.
 
-    Unusable data raise a DataError. Its text also says if 'data-dir' is empty or unreadable. A
-    simulated site's files may raise an OSError instead.
+    If loading fails and 'data-dir' is empty or unreadable, the text of the DataError says so.
+
+    Raises:
+        DataError: the files are unusable, or a real site's files cannot be opened. If the text
+            quotes names of files in the data, the error is a FileNamesError. Its text never leaves
+            a real site, because a file name may identify a patient.
+        OSError: a simulated site's files cannot be opened.
     """
     note_opening()
     try:

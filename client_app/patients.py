@@ -29,12 +29,22 @@ class PatientPrivacy:
     def training(self, settings: CommonSettings, aside: tuple[str, ...] = ()) -> PrivateTraining:
         """Charge the ledger for a DP-SGD training, and return the mechanism of the training.
 
-        The mechanism draws the batches, clips the gradients and adds noise. Steps and sampling rate
-        follow from the reported sample count. ``aside`` names a further training.
+        The mechanism draws the batches, clips the gradients and adds noise. The run's ledger counts
+        the epsilon that the site has spent. A hospital with its own cap on epsilon has a second
+        ledger, which is charged too. The number of steps and the sampling rate follow from the
+        reported sample count, which may be noisy.
+
+        Args:
+            settings: the settings of the training.
+            aside: a key that names a further training in the same phase; empty for the main
+                training.
 
         Raises:
             EpsilonSpentError: the training would exceed a cap on epsilon.
-            RefusedError: randomly drawn batches may be too small.
+            RefusedError: randomly drawn batches may be too small, because 'train.batch-size' is
+                below 4 times the hospital's 'minimum-batch'. A site with its own cap on epsilon
+                skips this check.
+            CheckpointError: a ledger is damaged, or cannot be written.
         """
         key: tuple[int | str, ...] = (self.round, self.session.silo.name, *aside)
         reported = sum(self.session.reported["train"])
@@ -64,12 +74,15 @@ class PatientPrivacy:
     def means(self) -> PrivateMeans | None:
         """Charge the ledger for noisy means of vectors, and return the object that computes them.
 
-        Each training sample has one vector, clipped to 'privacy.statistics-clip-norm'. The object
-        can be used once. If the run is not private, the result is None, and exact means may leave.
+        There is one vector per training sample, and it is clipped to
+        'privacy.statistics-clip-norm'. The object can be used once, for the means of all classes or
+        for one mean over all samples. The noise multiplier is 'privacy.statistics-noise' or, if
+        that is 0, 'privacy.noise-multiplier'. If the run is not private, nothing is charged, the
+        result is None, and exact means may leave.
 
         Raises:
-            EpsilonSpentError: the means would exceed a cap on epsilon.
-            CheckpointError: a ledger is unusable.
+            EpsilonSpentError: the means would exceed a cap on epsilon. Nothing is charged then.
+            CheckpointError: a ledger is damaged, or cannot be written.
         """
         settings = self.session.settings
         if not settings.is_private():
@@ -82,12 +95,16 @@ class PatientPrivacy:
     def measurements(self, bound: float) -> Release:
         """Charge the ledger for one reply's metrics, and return the object that adds their noise.
 
-        ``bound`` is the largest L2 norm of one patient's contribution. The object can be used once.
-        Its noise comes from the operating system, even in a simulation.
+        The object can be used once. The noise multiplier is 'privacy.statistics-noise' or, if that
+        is 0, 'privacy.noise-multiplier'. The noise comes from the operating system, even in a
+        simulation.
+
+        Args:
+            bound: the largest L2 norm of one patient's contribution to the metrics.
 
         Raises:
-            EpsilonSpentError: the metrics would exceed a cap on epsilon.
-            CheckpointError: a ledger is unusable.
+            EpsilonSpentError: the metrics would exceed a cap on epsilon. Nothing is charged then.
+            CheckpointError: a ledger is damaged, or cannot be written.
         """
         return self._pay(bound, statistics_noise(self.session.settings), None)
 
@@ -99,20 +116,40 @@ class PatientPrivacy:
         releases: int = 1,
         rate: float = 1.0,
     ) -> Release:
-        """Charge the ledgers for noisy results, and return the object that adds their noise.
+        """Charge the ledgers for noisy results, and return the ``Release`` that adds their noise.
 
-        ``bound`` is the norm of one patient's contribution, and ``noise`` the standard deviation in
-        its units. ``rate`` is a sample's probability of being drawn. Too little epsilon raises an
-        EpsilonSpentError.
+        The charge goes to the run's ledger and, if the hospital has its own cap, to the hospital's
+        ledger. The returned object adds noise to as many results as are paid for. One more raises
+        an error.
+
+        Args:
+            bound: the largest norm of one patient's contribution to a result.
+            noise: the noise multiplier: the standard deviation of the noise in units of ``bound``.
+            source: the random generator that draws the noise; None for the operating system's.
+            releases: the number of noisy results, such as DP-SGD steps.
+            rate: the probability that a patient's sample is drawn for one result; 1 if all are
+                used.
+
+        Raises:
+            EpsilonSpentError: the results would exceed a cap on epsilon. Nothing is charged then.
+            CheckpointError: a ledger is damaged, or cannot be written.
         """
         self.ledger.spend({(noise, rate): releases})
         return Release(bound, noise, releases, source)
 
     def _refuse_small_batches(self, settings: CommonSettings, rate: float) -> None:
-        """Refuse random batches that could be smaller than the site's 'minimum-batch'.
+        """Check that a randomly drawn batch is practically never smaller than the site's minimum.
 
-        'train.batch-size', their mean size, must be at least 4 times this minimum. The check passes
-        if ``rate`` is 1, because every batch then has all samples.
+        If the mean size ('train.batch-size') is at least 4 times the minimum, a batch is smaller
+        than the minimum with a probability below one in a million. The check also passes if the
+        minimum is 1, or if ``rate`` is 1, because every batch then has all samples.
+
+        Args:
+            settings: the settings of the training.
+            rate: the probability that a sample is in a batch.
+
+        Raises:
+            RefusedError: 'train.batch-size' is below 4 times the minimum ('minimum-batch').
         """
         floor, size = self.session.smallest_batch, settings.batch_size
         if rate < 1 and floor > 1 and size < _BATCH_MARGIN * floor:

@@ -85,12 +85,18 @@ class SiteSession(OpenedSite):
     def from_context(cls, context: Context) -> SiteSession:
         """Open this node's site for a run, and check that the site can take part.
 
-        At trust 'sums' a hospital is opened without its data. All-zero samples stand in, as many as
-        it declared. A hospital with a 'state-dir' makes random draws from its own secret seed,
-        other sites from the run's seed.
+        The run must fit the site's sample counts and the hospital's limits. At trust 'sums' the
+        server may learn only sums over sites, so a hospital is opened without its data. As many
+        all-zero samples as it declared stand in until ``with_data`` reads the real data.
+
+        A hospital with a 'state-dir' makes its random draws, such as the order of samples, from a
+        stored secret seed. All other sites use the run's seed.
+
+        Args:
+            context: Flower's context of a message.
 
         Raises:
-            FedsiloError: the site cannot take part.
+            FedsiloError: the site cannot take part, or the secret seed cannot be read or stored.
         """
         session = cls.admit(open_site(context, with_data=False))
         folder = own_folder(context, session.silo.name)
@@ -102,13 +108,18 @@ class SiteSession(OpenedSite):
     def admit(cls, site: OpenedSite) -> SiteSession:
         """Build the session of an opened site, and check that the site can take part in the run.
 
-        The run must fit the site's sample counts, the hospital's limits and the method's checks.
+        The run must fit the site's sample counts and the hospital's limits. Then the method makes
+        its own checks, such as a minimum number of samples. If the hospital has a cap on epsilon,
+        the label counts get noise. The first draw is charged to the ledger, the hospital's record
+        of epsilon.
 
         Raises:
-            EpsilonSpentError: noisy counts would exceed the cap on epsilon.
-            SiteError: the site has too few samples.
-            RefusedError: the hospital's limits forbid the run.
-            SettingError: a setting is invalid.
+            EpsilonSpentError: the noisy label counts would exceed the hospital's cap on epsilon.
+            SiteError: the site has too few samples for the method.
+            RefusedError: the hospital's limits forbid the run, or the method needs a consent that
+                the hospital has not given.
+            SettingError: a setting of the run is invalid, or does not fit the data or this machine.
+            CheckpointError: stored counts or the ledger are damaged, or cannot be written.
         """
         settings = site.settings
         own: Any = build_settings(settings_class(settings.method), site.run_config)
@@ -130,13 +141,18 @@ class SiteSession(OpenedSite):
     def with_data(self) -> SiteSession:
         """Return a copy of the session with the real data in place of the all-zero samples.
 
-        This is for a hospital at trust 'sums'. The reported counts stay. The caller must hide every
-        error from the server, because errors could reveal a patient.
+        This is for a hospital at trust 'sums', which was checked without its data. The reported
+        counts stay those that the hospital declared. If the run uses class weights, they are
+        checked on the real data.
+
+        Once the real data are open, an error could reveal a patient. So the caller must keep every
+        error from the server, and add 0 to the secret sum instead.
 
         Raises:
-            DataError: the data are unreadable.
-            SiteError: the data contradict the declaration.
-            RefusedError: too few samples decide a step.
+            DataError: the data cannot be read.
+            SiteError: the data no longer match the hospital's declaration.
+            RefusedError: there are fewer training samples than the hospital's minimum, or the class
+                weights let too few of them decide a step.
         """
         session = replace(self, silo=self.read_declared())
         if session.settings.class_weights != "none":
@@ -146,9 +162,15 @@ class SiteSession(OpenedSite):
     def measured_splits(self) -> tuple[str, ...]:
         """Return the splits whose metrics may leave the site, in the order "train", "val", "test".
 
-        A split needs as many reported samples as 'minimum-measured'. An empty split passes too,
-        except at trust 'sums'. A hospital with a cap on epsilon never returns "train". It returns
-        no split at trust 'sums', or if the method measures a model trained without noise.
+        A split needs at least as many reported samples as the hospital's 'minimum-measured'. Unless
+        the run's trust is 'sums', an empty split is returned too, because it has no metrics.
+
+        A hospital with its own cap on epsilon never returns "train". With a cap, no split is
+        returned in two cases:
+
+        - The run's trust is 'sums', where metrics are summed over sites without noise.
+        - The method measures a model trained without noise, which noise on the metrics would not
+          hide.
         """
         is_summed = self.settings.trust == SUMS
         if self.cap and (is_summed or self.method.measures_what_stays):
@@ -166,12 +188,18 @@ class SiteSession(OpenedSite):
     def silo_for(self, content: RecordDict) -> Silo:
         """Return the site's data with standardised table features and with 0 for missing values.
 
-        Numeric outcomes stay in their unit, but the result records their mean and deviation. With
-        'data.standardise' "pooled", the server's message ``content`` has the statistics.
+        Numeric outcomes stay in their unit, but the result records their mean and deviation, which
+        the loss uses. If the mean and deviation of all columns are unchanged, the last result is
+        returned. Otherwise a new result is made. The site's log then names columns that seem to be
+        in another unit.
+
+        Args:
+            content: the server's message, which has the pooled mean and standard deviation.
 
         Raises:
-            SettingError: "declared" is set, but the schema declares no statistics.
-            SiteError: the message lacks the pooled statistics.
+            SettingError: 'data.standardise' is 'declared', but the schema declares no mean and
+                deviation.
+            SiteError: 'data.standardise' is 'pooled', but the message lacks the pooled statistics.
         """
         standardisation = find_standardisation(self.silo, self.settings, content)
         key = standardisation.mean.tobytes(), standardisation.std.tobytes()
@@ -184,8 +212,13 @@ class SiteSession(OpenedSite):
     def _log_unlike_columns(self, statistics: FeatureStatistics) -> None:
         """Log which columns of this site differ much from the statistics that standardise them.
 
-        The lines stay in the site's own log. Nothing is logged if the statistics are the site's
-        own. A simulated site logs nothing for pooled ones, which the server compares itself.
+        ``statistics`` has a mean and a standard deviation for each column: a table's features and a
+        numeric outcome. The lines go only to the site's own log. A process logs the same line only
+        once. Nothing is logged in two cases:
+
+        - 'data.standardise' is 'site'. The site's own statistics cannot differ from its data.
+        - The site is simulated and 'data.standardise' is 'pooled'. The server then compares the
+          sites.
         """
         settings = self.settings
         is_known = self.simulated and settings.standardise == "pooled"
@@ -202,11 +235,15 @@ class SiteSession(OpenedSite):
     def phase_function(self, phase: str) -> Callable[[Any], Any]:
         """Return the method's function for a phase that a message names.
 
-        A phase must be listed in the method's ``phases``. In the function's name, underscores
-        replace the phase's dashes.
+        A phase must be listed in the method's ``phases``. Otherwise a server could call any
+        function of the method by name, such as a helper that returns samples.
+
+        Args:
+            phase: the phase's name in the message. Its dashes become underscores in the function's
+                name.
 
         Raises:
-            SiteError: the phase is not listed, or the method has no such function.
+            SiteError: the phase is not listed, or the method has no function of that name.
         """
         name = phase.replace("-", "_")
         if phase not in self.method.phases or not hasattr(self.method, name):
@@ -218,14 +255,18 @@ class SiteSession(OpenedSite):
         return cast(Callable[[Any], Any], getattr(self.method, name))
 
     def state_folder(self, instruction: Instruction) -> Path:
-        """Return the folder for this site's private state in a run, which may not exist yet.
+        """Return the folder for this site's private state in a run; the folder may not exist yet.
 
         The folder is ``<state-dir>/<run>/<site>``. In a simulation without 'state-dir' it is
-        ``<run-dir>/sites/<site>``, where ``instruction`` has the run's folder. Unsafe characters in
-        ``<site>`` are encoded.
+        ``<run-dir>/sites/<site>``. In ``<site>``, characters that are unsafe in paths are encoded.
+
+        Args:
+            instruction: the server's request, which has the run's name and, in a simulation, its
+                folder.
 
         Raises:
-            SiteError: the node config has no 'state-dir', and there is no run folder.
+            SiteError: the node config has no 'state-dir'. In a simulation, ``instruction`` also has
+                no folder.
         """
         name, site = instruction.run_name, self.silo.name
         if "state-dir" in self.node_config:
@@ -245,9 +286,19 @@ class SiteSession(OpenedSite):
     def _refuse_unfit(self) -> None:
         """Check that the run fits this site's sample counts and the hospital's limits.
 
-        There must be enough training samples, also in each step. The schema must declare the
-        statistics that the run needs. Augmentation must fit the images. Each first optimiser step
-        must affect the result.
+        The checks are made in this order:
+
+        - There are enough reported training samples in total, per label and for one batch.
+        - The data's schema declares means and deviations, if the run standardises by them.
+        - A hospital that only declares its counts has enough steps, and enough samples in each
+          step.
+        - The augmentation fits the images.
+        - The class weights do not let a few samples decide a step.
+        - Each of the first optimiser steps has an effect on the result.
+
+        Raises:
+            RefusedError: a limit of the hospital forbids the run.
+            SettingError: a setting does not fit the data.
         """
         counts, settings = self.reported["train"], self.settings
         refuse_few_samples(self.silo.name, counts, self.node_config)
@@ -271,9 +322,16 @@ class SiteSession(OpenedSite):
     def _refuse_small_steps(self, samples: int) -> None:
         """Check that a round has enough optimiser steps, and enough samples in each step.
 
-        ``samples`` is the number that the hospital declares before its data are opened. The limits
-        are 'minimum-steps-per-reply' and 'minimum-batch'. The error names only the first limit that
-        is broken.
+        This check is for a hospital that declares its sample counts before its data are opened.
+        Later no error may reach the server, so the shortage must be found here.
+
+        Args:
+            samples: the declared number of training samples.
+
+        Raises:
+            RefusedError: a round has fewer steps than 'minimum-steps-per-reply', or a step has
+                fewer samples than 'minimum-batch'. If there are too few of both, the error names
+                only the steps.
         """
         settings, limits = self.settings, self.limits
         if settings.epoch_steps:
@@ -302,7 +360,12 @@ class SiteSession(OpenedSite):
         """Check that the run's class weights do not let a few training samples decide a step.
 
         Kish's effective sample size of all training samples' weights must reach 'minimum-batch'.
-        Simulated sites and hospitals with their own cap on epsilon always pass.
+        Two kinds of sites always pass: a simulated site, and a hospital with its own cap on
+        epsilon, where clipping and noise hide each sample.
+
+        Raises:
+            RefusedError: the effective sample size is below 'minimum-batch'.
+            SettingError: the run lists class weights, but not one for each class.
         """
         weights = class_weights(self.settings, self.silo)[self.silo.train.labels]
         least, effective = self.limits.minimum_batch, effective_samples(weights)
@@ -317,12 +380,19 @@ class SiteSession(OpenedSite):
 def reported_counts(site: OpenedSite) -> Counts:
     """Return the number of samples of each class that the site reports to the server, by split.
 
-    - A hospital with its own cap on epsilon adds Gaussian noise, drawn once for the same data.
-    - A hospital at trust 'sums' reports its declared lower bounds.
+    There are three cases:
+
+    - A hospital with its own cap on epsilon reports the true counts with Gaussian noise. The noise
+      is drawn once for the same data, stored, and charged to the ledger (the hospital's record of
+      spent epsilon).
+    - A hospital at trust 'sums' reports the lower bounds of its counts that it declared.
     - Any other site reports the true counts.
 
     Raises:
-        EpsilonSpentError: new noise would exceed the cap.
+        EpsilonSpentError: the counts need new noise, whose epsilon would exceed the cap.
+        SettingError: the hospital sets no 'counts-noise', and no amount of noise keeps within its
+            cap.
+        CheckpointError: the stored counts or the ledger are damaged, or cannot be written.
     """
     if site.cap is None:
         return (site.stand_in or site.silo).label_counts()
@@ -334,10 +404,16 @@ _sessions: OrderedDict[Hashable, SiteSession] = OrderedDict()
 
 
 def session_of(context: Context, again: bool = False) -> SiteSession:
-    """Return this node's session for a run, with its site opened and admitted to the run.
+    """Return this node's session for a run: its site, opened and admitted to the run.
 
-    A hospital opens a new session for each message. A simulated site's session is cached by run,
-    node and settings. If ``again``, this session is replaced, because the data may have changed.
+    A real hospital opens a new session for each message, so that its site file, ledgers and data
+    are read again. A simulated site's session is cached by run, node and settings. If the cached
+    sessions of the remaining sites hold more than 256 MiB of samples, the least recently used ones
+    are dropped.
+
+    Args:
+        context: Flower's context of the message.
+        again: True to replace a cached session, because a run begins and the data may have changed.
 
     Raises:
         FedsiloError: the site cannot take part.

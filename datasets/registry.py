@@ -90,8 +90,19 @@ def data_set(name: str) -> DataSet:
 def _load_plugin(name: str) -> DataSet:
     """Load the data set of a plugin, which provides a ``DataSet`` object or a class for one.
 
-    Old names of setting keys in its ``settings`` become current names. An unusable plugin, or one
-    with the name of one of fedsilo's data sets, raises ``SettingError``.
+    A class is called without arguments to create the object. Old names of setting keys in the
+    object's ``settings`` are replaced by their current names.
+
+    Args:
+        name: the plugin's name.
+
+    Raises:
+        SettingError: in one of these cases:
+
+            - The plugin does not exist or cannot be imported.
+            - The plugin provides neither a ``DataSet`` object nor a class for one.
+            - The object's ``settings`` have an unknown key, or the old and new name of one key.
+            - The object's ``name`` is the name of one of fedsilo's data sets.
     """
     found = resolve_plugin("dataset", name, DATA_SETS)
     data = found
@@ -110,8 +121,14 @@ def _load_plugin(name: str) -> DataSet:
 def _current_keys(name: str, keys: Iterable[str]) -> frozenset[str]:
     """Replace old names of setting keys that a plugin's data set reads by their current names.
 
-    An unknown key raises ``SettingError``. So does a key under both its old and its current name.
-    The argument ``name`` is the plugin's name for the message.
+    A later log message tells the user the current name of each old key.
+
+    Args:
+        name: the plugin's name, for messages.
+        keys: the keys of the settings.
+
+    Raises:
+        SettingError: a key is unknown, or is given under both its old and its current name.
     """
     current = with_current_keys(dict.fromkeys(keys, ""), f"data set '{name}', 'settings'")
     for key in current:
@@ -141,10 +158,11 @@ def plugs_of(settings: CommonSettings) -> list[PluginPlace]:
     The plugins are located, but not imported.
 
     Returns:
-        The places of the plugins, in this order. [] if all four are parts of fedsilo itself.
+        The places of the plugins, in the order method, network, data set, partition. The list is
+        empty if all four are parts of fedsilo itself.
 
     Raises:
-        SettingError: a setting names neither a part of fedsilo nor a plugin.
+        SettingError: a setting names something that is neither a part of fedsilo nor a plugin.
     """
     plugins = []
     for key, ours in _OURS.items():
@@ -157,9 +175,17 @@ def plugs_of(settings: CommonSettings) -> list[PluginPlace]:
 def plugin_modules(values: Mapping[str, Value]) -> list[str]:
     """List the top-level modules of the plugins that a run's recorded settings name.
 
-    Only the current keys for method, network, data set and partition count. fedsilo's own parts are
-    skipped. A name with ':' or '.' gives the part before it. An entry point gives the module behind
-    it. Any other name counts only if setting 'plugin' lists its file.
+    Only the settings for method, network, data set and partition are searched:
+
+    - A name of one of fedsilo's own parts is skipped.
+    - A name with ':' or '.' gives the part before the first of these characters.
+    - An entry point that an installed package declares gives the top-level module that it points
+      to.
+    - Any other name is a module if setting 'plugin' lists a file of this name. Otherwise it is
+      skipped.
+
+    Args:
+        values: setting key -> value, with current keys. A plugin under an old key is not found.
     """
     files = set(map(module_of, plugin_entries(str(values.get("plugin", "")))))
     modules = []
@@ -182,10 +208,15 @@ def check_data_settings(settings: CommonSettings) -> None:
     """Check that the run's settings fit its data set, without reading the data.
 
     Raises:
-        SettingError: the data set or the fold does not exist, the image size is 1 to 15 pixels, or
-            the partition is impossible. A changed setting that the data set does not read is
-            refused too.
-        DataError: the file with the partition's silos is unusable.
+        SettingError: in one of these cases:
+
+            - The data set does not exist.
+            - A setting that only other data sets read differs from its default.
+            - The settings of the partition, which cuts the silos, contradict each other or the data
+              set.
+            - The chosen test or validation fold does not exist.
+            - The image size is 1 to 15 pixels.
+        DataError: the file that names the partition's silos cannot be read.
     """
     chosen = data_set(settings.dataset)
     cuts.check_partition(chosen, settings)
@@ -232,10 +263,11 @@ def shown_of(summary: Mapping[str, Any]) -> tuple[str, ...]:
     The metrics are the task's, or the data set's if the task lists none.
 
     Args:
-        summary: the content of the run's summary.json. Without 'task', the task is classification.
+        summary: the content of the run's summary.json, with the keys 'dataset' and 'task'. Without
+            'task', the task is classification.
 
     Raises:
-        SettingError: the task or the needed data set does not exist.
+        SettingError: the task does not exist, or neither its list nor the data set exists.
     """
     return shown_metrics(str(summary["dataset"]), str(summary.get("task", CLASSIFICATION)))
 
@@ -243,12 +275,13 @@ def shown_of(summary: Mapping[str, Any]) -> tuple[str, ...]:
 def silo_names(settings: CommonSettings) -> list[str]:
     """Return the names of all silos of a run, or [] if only the sites know the names.
 
-    If a partition other than 'own' cuts the silos, the file in 'split.silo-set' names them. Without
-    this file they are numbered.
+    If the settings name a partition other than 'own', the silos are cut from all samples of the
+    data set. Their names come from the file in 'split.silo-set', or are numbered.
 
     Raises:
-        DataError: files that name the silos are unusable.
-        SettingError: the data set does not exist, or 'split.silos' contradicts the file.
+        DataError: the files that name the silos are missing or unusable.
+        SettingError: the data set does not exist, or 'split.silos' differs from the number of silos
+            in 'split.silo-set'.
     """
     if cuts.is_cut(settings):
         return cuts.cut_names(settings)
@@ -259,11 +292,15 @@ def silo_names(settings: CommonSettings) -> list[str]:
 def silo_count(settings: CommonSettings) -> int | None:
     """Return the number of silos of a run, or None if this machine cannot find it out.
 
-    The number is None if only the sites' own files decide it. It is also None if the files that
-    name the silos are unusable, or name none.
+    The number is None in these cases:
+
+    - Each site's own files decide whether the site has a silo, and no partition cuts the silos.
+    - The files that name the silos are missing or unusable on this machine.
+    - The data set has an empty list of silos.
 
     Raises:
-        SettingError: the data set does not exist, or 'split.silos' contradicts 'split.silo-set'.
+        SettingError: the data set does not exist, or 'split.silos' differs from the number of silos
+            in 'split.silo-set'.
     """
     if data_set(settings.dataset).silos_by_files and not cuts.is_cut(settings):
         return None
@@ -276,12 +313,13 @@ def silo_count(settings: CommonSettings) -> int | None:
 def data_fingerprint(settings: CommonSettings) -> str:
     """Compute a SHA-256 digest of a run's data, to compare the data of two runs.
 
-    The digest covers each silo's name, table schema and split checksums. If only the sites know the
-    silos' names, it covers no silo.
+    Every silo is loaded. The digest covers each silo's name, table schema and split checksums. If
+    only the sites know the silos' names, no silo is covered, so the digest says nothing about the
+    data.
 
     Raises:
         DataError: a silo cannot be loaded.
-        SettingError: the data set does not exist, or the partition is impossible.
+        SettingError: the data set does not exist, or the partition is impossible with this data.
     """
     facts = []
     for name in silo_names(settings):
@@ -291,9 +329,10 @@ def data_fingerprint(settings: CommonSettings) -> str:
 
 
 def load_silo(name: str, settings: CommonSettings, places: Places | None = None) -> Silo:
-    """Load a silo from the cache, and create it there if it is missing.
+    """Load the silo ``name`` from the cache, and create it there if it is missing.
 
-    A partition other than 'own' cuts new silos from all samples.
+    If ``settings.partition`` is 'own', the silo is one of the data set's silos. Otherwise the
+    partition joins the samples of all these silos, and cuts new silos from them.
 
     Args:
         name: the silo's name.
@@ -301,8 +340,9 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
         places: data and cache directory. None finds them from the settings.
 
     Raises:
-        DataError: the silo is unknown or unusable.
-        SettingError: data set or partition is impossible.
+        DataError: no silo has this name, a file is missing or unusable, or there are too few
+            samples.
+        SettingError: the data set does not exist, or the partition is impossible with this data.
     """
     places = places or find_places(settings.data_dir, settings.cache_dir)
     chosen = data_set(settings.dataset)
@@ -314,13 +354,18 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
 def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
     """Return the samples that a random partition gives to each silo, so that a run can be repeated.
 
+    The partition needs the data set's labels, and loads them if necessary.
+
     Returns:
-        The deciding settings, each silo's row indices and a digest. None for the partitions 'own'
-        and 'unseen', which are not random.
+        A dictionary with the deciding settings, each silo's row indices and a digest. None for the
+        partitions 'own' and 'unseen', which are not random.
 
     Raises:
-        SettingError: the data set does not exist, or the partition is impossible.
-        DataError: data are unusable or too few.
+        SettingError: the data set does not exist, the partition is impossible with these labels, or
+            the partition's plugin is missing or fails. The error also occurs if 'split.silos'
+            differs from the number of silos in 'split.silo-set'.
+        DataError: data or the file in 'split.silo-set' are missing or unusable, or there are too
+            few samples.
     """
     if not cuts.is_cut(settings) or settings.partition == "unseen":  # nothing in it is random
         return None
@@ -331,12 +376,13 @@ def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
 def image_reader(site: str, settings: CommonSettings) -> ImageReader:
     """Return a function that reads a new image file exactly as the images of ``site`` are read.
 
-    The function takes a path, and returns an array (channels, height, width). If ``site`` is '',
-    changes to only one site's images, such as rotations, are left out.
+    The function takes a path, and returns an array (channels, height, width) like an image in
+    ``Split.inputs``. If ``site`` is '', a change that only one site's images get, such as a
+    rotation, is left out.
 
     Raises:
-        DataError: the data set has no usable images.
-        SettingError: the data set is unknown.
+        DataError: the data set is a table, or its files cannot be read.
+        SettingError: no data set has the name in the settings.
     """
     places = find_places(settings.data_dir, settings.cache_dir)
     return data_set(settings.dataset).image_reader(site, settings, places)
@@ -349,9 +395,13 @@ def overview(data_dir: str) -> list[dict[str, str]]:
         data_dir: the directory to search for files. '' means $FEDSILO_DATA.
 
     Returns:
-        One dictionary of strings per data set, such as 'name', 'licence', 'size' and 'tasks'.
-        'here' says which files were found. 'kind' is 'public', 'own' or 'made-up'. Unknown strings
-        are ''.
+        One dictionary of strings per data set. A string is '' if unknown or not applicable. The
+        keys are:
+
+        - ``name``, ``licence``, ``source``, ``size`` and ``terms``.
+        - ``kind``: 'public', 'own' (the user's files) or 'made-up'.
+        - ``tasks``: the names of the tasks that the data set has labels for, joined by ', '.
+        - ``here``: a few words on the files that were found, such as 'K of N files in FOLDER'.
     """
     places = find_places(data_dir, "")
     rows = []

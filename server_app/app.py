@@ -43,11 +43,18 @@ _WITHOUT_TRACEBACK = _WithoutTraceback()
 def main(grid: Grid, context: Context) -> None:
     """Do the work that the setting 'run.purpose' names: a meeting, a survey or a training run.
 
-    A meeting checks whether training could begin with the connected sites. A survey asks the sites
-    to describe their data. Flower calls this function when the server starts.
+    A meeting ("meet") checks whether training could begin with the connected sites. A survey
+    ("survey") asks the sites to describe their data. Neither trains anything. Flower calls this
+    function when the server's app starts.
+
+    Args:
+        grid: connects the server with the sites.
+        context: Flower's context, which holds the run config.
 
     Raises:
-        FedsiloError: the work failed. An OSError also becomes such an error.
+        FedsiloError: the work failed. The error is first logged as one line. An OSError is logged
+            in the same way. It is then raised as a RunDirectoryError, which is a FedsiloError, with
+            the OSError as its cause. All other exceptions pass through unlogged.
     """
     warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
     log = logging.getLogger("flwr")

@@ -73,12 +73,12 @@ class FlowerStrategy(Strategy):
     ) -> Iterable[Message]:
         """Run one whole round over ``grid``, from the first message to the new model.
 
-        The result is empty, because Flower has nothing left to send. The first call starts from
-        ``arrays`` if they are not empty. Later calls ignore them. No round is run if the method has
-        ended the run.
+        No messages are returned, because Flower has nothing left to send. The first call starts
+        from ``arrays`` if they are not empty, and later calls ignore them. If the method ends the
+        run early (``why_finished``), no round is run. ``server_round`` and ``config`` are ignored.
 
         Raises:
-            SiteError: too few sites take part or reply.
+            SiteError: too few sites can take part, or too few gave a usable reply.
         """
         loop = self._open_loop(grid, arrays)
         if not loop.method.why_finished(loop.state):

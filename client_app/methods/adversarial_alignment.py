@@ -107,10 +107,14 @@ class Aligner:
             return mean_embeddings(self.network, float_inputs(inputs))
 
     def _train_discriminator(self, own: Tensor) -> None:
-        """Train this site's discriminator by one step for each other site (eq. 2).
+        """Train this site's discriminator by one step for each other site, sorted by name (eq. 2).
 
-        A step teaches it to tell this site's embeddings ``own`` (batch, c) from another site's. It
-        uses at most as many of the other site's, drawn at random.
+        Such a step teaches the discriminator to tell this site's embeddings from those of one other
+        site. The step uses as many of that site's embeddings as ``own`` has, drawn at random
+        without replacement. If there are fewer, it uses all of them.
+
+        Args:
+            own: this batch's embeddings (batch, c).
         """
         for site in sorted(self.others):
             other = self.others[site]
@@ -126,8 +130,19 @@ class Aligner:
     def _add_alignment_gradients(self, own: Tensor, share: float) -> None:
         """Add the gradients of the alignment loss to the network's gradients (eq. 3).
 
-        The loss teaches the network embeddings whose site no discriminator can tell. ``own`` (n, c)
-        are the embeddings of a part of the batch, and ``share`` is that part's fraction.
+        The loss teaches the network embeddings whose site cannot be told. D is this site's
+        discriminator, which tells this site's embeddings from others, and D' is another site's.
+
+        - With received D', the loss is -E log D(own) minus the mean of E log D'(sent) over the
+          other sites. ``sent`` is ``own`` with the noise that leaving embeddings get.
+        - Without received D', the loss is -E log D(own) - E log(1 - D(own)).
+
+        The loss is multiplied by ``share`` and by the weight of alignment.
+
+        Args:
+            own: the embeddings (n, c) of a part of the batch.
+            share: the part's share of the batch, 0 to 1, so that the losses of all parts add up to
+                the batch's mean.
         """
         if self.rivals:
             sent = own
@@ -143,14 +158,16 @@ class Aligner:
 def open_aligner(
     lab: Lab, network: TokenClassifier, settings: FedAlignCLSettings
 ) -> Aligner | None:
-    """Build the object that makes this site's embeddings like the other sites'.
+    """Build the object that makes this site's embeddings like the other sites' in one message.
 
-    It trains this site's discriminator, a small network that tells this site's embeddings from
-    others. The result is None if this round aligns nothing, or if no other site's embeddings were
-    received.
+    It uses the embeddings that the other sites have sent, and this site's discriminator, a small
+    network that learns to tell this site's embeddings from others. With 'fedaligncl.align-target'
+    "others", the other sites' received discriminators are loaded too. The result is None if the
+    settings align nothing in this round's epoch, or if no other site's embeddings were received.
 
     Raises:
-        SiteError: received embeddings or discriminators do not fit, or this site's own came back.
+        SiteError: received embeddings have a width other than the network's or are not finite, this
+            site's own embeddings came back, or the arrays of a received discriminator do not fit.
     """
     round_, width = lab.instruction.round, network.channels
     if not settings.aligns(epoch_of(round_, lab.common)):
@@ -204,17 +221,25 @@ def kept_discriminator(lab: Lab) -> dict[str, Tensor]:
     """Return the arrays that the site has stored of its discriminator, to store them again.
 
     A discriminator is a small network that tells this site's embeddings from other sites'. The
-    arrays are its weights and its optimiser's moments. The result is empty if none are stored.
+    arrays are its weights (``discriminator/``) and its optimiser's moments
+    (``discriminator-moments/``), under these names. A round that does not train the discriminator
+    stores them unchanged. The result is empty if none are stored.
     """
     kept = (DISCRIMINATOR, _MOMENTS)
     return {name: array for name, array in lab.state().items() if name.startswith(kept)}
 
 
 def _received_embeddings(lab: Lab, width: int) -> dict[str, Tensor]:
-    """Return the other sites' embeddings, (m, width) by site, and check them.
+    """Read the embeddings that the other sites have sent, and check them.
 
-    The result is empty if none were received. Another width, a value that is not finite or this
-    site's own embeddings raise a SiteError.
+    All sites' embeddings must have the same ``width``.
+
+    Returns:
+        Site -> embeddings (m, width), sorted by site; empty if none were received.
+
+    Raises:
+        SiteError: an array has another width or is not finite, or this site's own embeddings came
+            back.
     """
     others = dict(sorted(lab.arrays(f"{EMBEDDINGS}/").items()))
     for site, array in others.items():

@@ -32,9 +32,11 @@ class APFLSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the global model w on its own loss, and the site's model v on the mixture's loss.
 
-        The mixture is alpha v + (1 - alpha) w, where alpha is 'apfl.mixing-alpha'. v starts from
-        the stored v or, in the first round, from w. w is sent, and v is stored. The mixture is
-        measured on request.
+        The mixture is alpha v + (1 - alpha) w, where alpha is 'apfl.mixing-alpha'. Both models
+        train on the same batches, with two optimisers that have the same settings. In the site's
+        first round v starts from the received w, and later from the stored v. If the server asks
+        for metrics, the mixture is measured before the training, and the mixture of the trained
+        models afterwards. w is sent and v is stored.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -49,10 +51,20 @@ class APFLSite(SiteMethod):
         return Outgoing(network, send=w, keep=v)
 
     def _joint_loss(self, batch: Batch, w: TokenClassifier, v: TokenClassifier) -> Tensor:
-        """Return the global model w's loss plus the loss of its mixture with the site's model v.
+        """Compute the loss that trains the global model w and the site's own model v together.
 
-        The mixture is alpha v + (1 - alpha) w, with 'apfl.mixing-alpha'. Its loss trains only v.
-        The result is a scalar, or (batch,) for stacked sites.
+        It is the loss of w plus the loss of the mixture alpha v + (1 - alpha) w, where alpha is
+        'apfl.mixing-alpha'. In the mixture w gets no gradients. Only its own loss trains w, and
+        only the mixture's loss trains v.
+
+        Args:
+            batch: the inputs and labels; ``loss`` computes the loss of w, and ``criterion`` the
+                loss of the mixture's logits.
+            w: the global model.
+            v: the site's own model, with the same arrays.
+
+        Returns:
+            The loss of the batch: a scalar for one site, or (batch,) for a stack of sites.
         """
         # Detached, so that the mixture's loss trains v and leaves w to its own loss
         fixed = {name: p.detach() for name, p in w.named_parameters()}

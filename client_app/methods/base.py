@@ -88,22 +88,37 @@ class SiteMethod(ABC):
     def follow(self, part: MaskedPart, sites: int, before: ProvenSum | None) -> None:
         """Check that the server asks for exactly the sum that must follow from the sum before it.
 
-        A method overrides this if the server proves its sums. This default always refuses.
-        ``sites`` is the number of sites in the sum. ``before`` is the last round's sum, and None in
-        round 1.
+        A method whose sums the server proves to each site overrides this function. From the proven
+        sum of the round before, the site computes the values at which the server must ask for the
+        next sum, such as the coefficients of a fit. A server that could choose the values freely
+        might single out a patient. The check is made at trust 'sums', before the training. This
+        default always refuses.
+
+        Args:
+            part: the message, with its instruction and the received arrays.
+            sites: the number of sites in the sum that the message asks for.
+            before: the sum of the round before, which this site has computed from the server's
+                proof; None in round 1.
 
         Raises:
-            RefusedError: the message asks for something else.
+            RefusedError: the message asks for something else, or the method does not override this
+                function.
         """
         raise RefusedError(f"class '{type(self).__name__}' does not follow its sums ('follow')")
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the networks to measure in place of ``network``, with the metrics of each.
 
-        By default this is ``network``. An evidential network also reports how much evidence it
-        finds. If 'split.partition' is "unseen", the final evaluation also measures a model that
-        stays on only the labels that it was trained on. The caller measures each network before
-        requesting the next.
+        A method may override this. By default the only network is ``network`` itself:
+
+        - If it is evidential (its outputs tell how much evidence it has found), it gets further
+          metrics about this evidence (``evidence_of``), and each prediction gets its vacuity, which
+          is high if there is little evidence.
+        - If 'split.partition' is "unseen" and the method measures a model that stays at the site,
+          the final evaluation has a second measurement, on only the labels that the site trained on
+          (``on_own_labels``).
+
+        The caller measures each network before it requests the next one.
         """
         plain = Measured(network)
         if evidences(network):
@@ -116,9 +131,10 @@ class SiteMethod(ABC):
 def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
     """Yield ``network`` to be measured on only those labels that the site has trained on.
 
-    This happens only in the final evaluation, and if test samples have labels that the training
-    data lack. Only the headline metric and the loss are reported, with names such as
-    ``own-labels-accuracy``.
+    This measurement is added to the usual one, and only in the final evaluation. It needs test
+    samples with labels that the training data lack. Without such samples nothing is yielded,
+    because the metrics would equal the usual ones. Only the task's headline metric and the loss are
+    reported, as ``own-labels-<metric>``, such as ``own-labels-accuracy``.
     """
     known = torch.unique(lab.task.strata(lab.silo.train.labels))
     ends = lab.instruction.phase == EVALUATE
@@ -128,11 +144,12 @@ def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
 
 
 def evidence_of(lab: Lab, network: SiteNetwork) -> Any:
-    """Return a function that makes a split's evidence probe of ``network``, given the split's name.
+    """Return a function that makes an evidence probe of ``network`` for a split, given its name.
 
-    The probe reports the mean vacuity, which is high if the network finds little evidence. In the
-    final evaluation it also counts correct test predictions by confidence and vacuity. The test
-    split then needs 'privacy.sums-min-count' samples.
+    A probe sees the outputs of the network's encoder during a measurement, and adds metrics. This
+    probe adds the mean vacuity, which is high if the network has found little evidence for its
+    predictions. In the final evaluation, if the test split has at least 'privacy.sums-min-count'
+    samples, the probe also counts correct test predictions in bins of confidence and of vacuity.
     """
 
     def probe(split: str) -> EvidenceProbe:

@@ -31,9 +31,16 @@ class CDLSite(DecentralisedSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train the main and the support model together, send the main model, and store both.
 
-        The main model starts from the silo's model mixed with its neighbours' models. The loss is
-        the task's loss plus the divergence between both models. In the silo's first round only the
-        main model is trained, and its copy becomes the support model.
+        The support model is a second model that never leaves the silo. If the server asks for
+        metrics, the model of ``open`` is measured first.
+
+        The main model starts from the silo's own model mixed with its neighbours' models, and the
+        support model from its stored weights. Both are trained on the same batches. The loss is the
+        main model's task loss plus the divergence between the models' outputs
+        (``_divergence_loss``).
+
+        In the silo's first round no support model is stored. The main model is then trained alone
+        with its usual loss, and a copy of the result is stored as the support model.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -52,11 +59,20 @@ class CDLSite(DecentralisedSite):
     def _divergence_loss(
         self, batch: Batch, main: TokenClassifier, support: TokenClassifier
     ) -> Tensor:
-        """Compute the main model's task loss plus the divergence between both models.
+        """Compute the main model's task loss plus the divergence between both models, for a batch.
 
-        One term of the divergence trains only the main model, with the weight
-        'cdl.divergence-beta'. The other trains only the support model. The result is a scalar, or
-        (batch,) for stacked sites.
+        The divergence is beta * H(main, support) + (1 - beta) * H(support, main), where beta is
+        'cdl.divergence-beta' and H compares the models' logits. The first term trains only the main
+        model, and the second trains only the support model. The support model has no other loss.
+
+        Args:
+            batch: the inputs and labels. ``criterion`` computes the task's loss, and ``mean`` turns
+                values per sample into the loss's form.
+            main: the main model.
+            support: the support model, which stays at the silo.
+
+        Returns:
+            The loss of the batch: a scalar for one site, or (batch,) for a stack of sites.
         """
         logits, beta = main(batch.inputs), self.settings.divergence_beta
         apart = contrastive_divergence(logits, support(batch.inputs), beta, batch.mean)

@@ -23,8 +23,13 @@ class CrossSite(EnsembleSite):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
         """Yield the site's own model and, in the final evaluation, then each received model.
 
-        A received model reports only a few metrics, such as accuracy, as ``<metric>-from-<site>``.
-        All models use the same ``network`` object, so measure each before requesting the next.
+        The site's own model is measured with all its metrics. Each received model is measured on
+        the same samples, with only the metrics of ``crossed_metrics``, such as accuracy. Their
+        names are ``<metric>-from-<site>``. The received models come in the order of their sites'
+        names, and this site's own model is among them.
+
+        The same ``network`` is loaded with one model after another, so measure each before
+        requesting the next.
 
         Raises:
             SettingError: a received model does not fit the network.

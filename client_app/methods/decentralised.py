@@ -46,12 +46,15 @@ class DecentralisedSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train from a mixture of the silo's own and its neighbours' models, and send the result.
 
-        The trained model is also stored as the silo's own. If the server asks for metrics, the mean
-        of all silos' models is measured first.
+        If the server asks for metrics, the model of ``open`` is measured first: the received mean
+        of all silos' models or, without it, the silo's own model. The trained model is sent to the
+        server, and is stored as the silo's own model for the next round.
 
         Raises:
-            SiteError: a model or weight is missing, or the training diverged.
+            SiteError: there is no own model to start from, a mixing weight is missing, or the
+                training diverged.
             RefusedError: the hospital's limits forbid the training.
+            SettingError: a received or stored model does not fit the network.
         """
         network = lab.open()
         lab.measure(network)
@@ -62,8 +65,13 @@ class DecentralisedSite(SiteMethod):
     def _start(self, lab: Lab) -> dict[str, Tensor]:
         """Return the weights to train from: the silo's own model mixed with its neighbours' models.
 
-        The own model is the stored one or, if none is stored, the received mean model. Without
-        neighbours' models it is returned unchanged. Missing models or weights raise a SiteError.
+        The own model is the stored one or, if none is stored, the received mean model. The message
+        has the neighbours' models and the weight of each model in the mixture. If the message has
+        no neighbours' models, the own model is returned unchanged.
+
+        Raises:
+            SiteError: there is neither a stored nor a received model, or neighbours' models came
+                without a weight for this silo.
         """
         neighbours = by_site(lab.arrays(NEIGHBOUR))
         if not neighbours:
@@ -73,9 +81,15 @@ class DecentralisedSite(SiteMethod):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
         """Yield the network once for each model to measure: the mean model, then the silo's own.
 
-        The silo's own model is measured only in the final evaluation, and reported as
-        ``own-<metric>``. If some test labels were never trained on, a measurement without them
-        follows. All models use one object, so measure each before requesting the next.
+        First ``network`` is yielded as it was opened, usually with the mean of the silos' models.
+        In the final evaluation, a silo that has stored its own model goes on:
+
+        - ``network`` is loaded with the own model and yielded again, for accuracy, balanced
+          accuracy, AUC and loss, which are reported as ``own-<metric>``.
+        - If some test samples have labels that the silo never trained on, the own model is yielded
+          once more, to be measured only on the labels that it was trained on.
+
+        Measure each model before requesting the next, because all of them are the same object.
         """
         yield from super().measured(lab, network)
         if lab.instruction.phase == EVALUATE and (own := lab.state(OWN)):
@@ -113,9 +127,12 @@ def own_model(lab: Lab) -> dict[str, Tensor]:
 
 
 def _mixing_row(lab: Lab) -> dict[str, float]:
-    """Return the weights with which this silo mixes its model and its neighbours': site -> weight.
+    """Read the weights with which this silo mixes its model and its neighbours': site -> weight.
 
-    The server sends them in the message. A missing weight for this silo raises a SiteError.
+    The server sends them in the message's notes. They are the silo's row of the mixing matrix.
+
+    Raises:
+        SiteError: the row has no weight for this silo. A neighbour's weight may be missing.
     """
     mixing = MixingNotes.from_values(lab.instruction.notes).mixing
     row = {str(site): float(weight) for site, weight in mixing.items()}

@@ -30,12 +30,15 @@ class DisTransSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the two-channel network, on the compute device, with the received weights.
 
-        The network sees each image twice: shifted towards a trained array, the offset, and away
-        from it. One last layer reads both results. With 'distrans.offset-aggregation' "none", the
-        offset is the site's own.
+        The offset is a trained array of the image's size. The network sees each image twice: moved
+        towards the offset, and moved away from it. The last layer is doubled for the two channels.
+        With 'distrans.offset-aggregation' "none", the offset is the site's stored one. In the
+        site's first round it is drawn from the site's own seed. With any other value the offset is
+        received.
 
         Raises:
-            SettingError: the last layer or the arrays do not fit.
+            SettingError: the last layer has no form that can be doubled, or the arrays do not fit
+                the network.
         """
         single, shape = (
             initial_classifier(lab.common, lab.silo, lab.task),
@@ -48,10 +51,13 @@ class DisTransSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the network and the offset of its input images together, and send the network.
 
-        An offset is a trained array that shifts the images. SGD with
-        'distrans.offset-learning-rate' trains it. If 'distrans.offset-aggregation' is "none", the
-        offset stays at the site, otherwise it is sent too. The received model is measured first, if
-        the server asks for metrics.
+        An offset is a trained array that shifts the images. In each step the run's optimiser
+        changes the network, and SGD with 'distrans.offset-learning-rate' changes the offset. Both
+        use the gradients of the same backward pass. The received model is measured first, if the
+        server asks for metrics.
+
+        If 'distrans.offset-aggregation' is "none", the offset is stored at the site. Otherwise it
+        is sent with the network.
         """
         network = cast(DoubleChannelClassifier, lab.open())
         lab.measure(network)
@@ -66,10 +72,14 @@ class DisTransSite(SiteMethod):
         return self.settings.offset_aggregation == "none"
 
     def _weights(self, lab: Lab, network: DoubleChannelClassifier) -> dict[str, Tensor]:
-        """Return the received arrays with this site's offset, which shifts its input images.
+        """Return the received arrays with this site's offset, and without the other sites' offsets.
 
-        If offsets stay at the sites, it is the stored offset or, if none is stored, that of
-        ``network``. Otherwise the offset is received.
+        An offset is a trained array that shifts a site's input images. If offsets stay at the
+        sites, the site's stored offset is used. If none is stored, it is the offset that
+        ``network`` was built with.
+
+        If offsets are exchanged, the received offset is used. A finished run's model has one offset
+        for each site, and this site's is taken.
         """
         arrays = lab.arrays()
         if self._stays():

@@ -19,9 +19,12 @@ class DittoSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the global model to be sent, and then the site's own model near received weights.
 
-        The own model's loss adds 'ditto.personal-lambda' / 2 times the squared distance from the
-        received weights. The own model is stored at the site and is trained without privacy noise.
-        If the server asks for metrics, only the own model is measured.
+        The own model's loss has a penalty: 'ditto.personal-lambda' / 2 times the squared distance
+        from the received weights. The own model continues from its stored weights, or from the
+        received weights if none is stored. The own model stays at the site, so it is trained
+        without noise even in a private run. If the server asks for metrics, only the own model is
+        measured, before and after its training. Only the global model is sent, and only the own
+        model is stored.
         """
         own, shared = lab.open(), lab.classifier(lab.arrays())
         lab.measure(own)

@@ -64,14 +64,21 @@ class FedAlignCLSite(SiteMethod):
             )
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train in the curriculum's order, and align embeddings with other sites' after each step.
+        """Train on the samples in the curriculum's order, and align embeddings after each step.
 
-        Samples that only the site's last model predicted correctly tend to come early. Nothing is
-        aligned before 'fedaligncl.warmup-epochs' have passed. Weights and embeddings leave with
-        noise ('fedaligncl.noise-variance').
+        - In the curriculum's order, samples that the local model predicted correctly but the
+          averaged model does not tend to come early. In an epoch without a curriculum the order is
+          random.
+        - Alignment is a further optimiser step that makes this site's embeddings like other sites'.
+          It is left out before 'fedaligncl.warmup-epochs' have passed, and if no other site's
+          embeddings were received.
+        - In round 1 the network is first pretrained, if 'fedaligncl.pretraining-epochs' is above 0.
+
+        The weights, and the embeddings that the server asks for, leave with noise
+        ('fedaligncl.noise-variance').
 
         Raises:
-            SiteError: received embeddings are unusable, or the training diverged.
+            SiteError: received embeddings or discriminators are unusable, or the training diverged.
             RefusedError: the hospital's limits forbid the training.
         """
         network = cast(TokenClassifier, lab.open())
@@ -87,8 +94,9 @@ class FedAlignCLSite(SiteMethod):
     def _pretrain(self, lab: Lab, network: TokenClassifier) -> None:
         """Train the network on this site's data alone, before the training of round 1.
 
-        It trains for 'fedaligncl.pretraining-epochs' epochs, each in its own random order. The
-        optimiser is separate, and the loss is not reported.
+        It trains for 'fedaligncl.pretraining-epochs' epochs of 'train.epoch-steps' steps each. Each
+        epoch has its own random order of the samples at each site. This training has a separate
+        optimiser, and its loss is not reported.
         """
         settings, count = lab.sampling, len(lab.silo.train)
         steps, size = settings.epoch_steps, batch_of(count, settings)
@@ -101,10 +109,20 @@ class FedAlignCLSite(SiteMethod):
         lab.fit(network, plan=plan, aside=("pretraining",))
 
     def _order_by_curriculum(self, lab: Lab, network: SiteNetwork, epoch: int) -> Tensor | None:
-        """Draw the order (n,) of an epoch's samples, with forgotten ones rather early (eq. 4).
+        """Draw the order (n,) in which the epoch uses its samples, forgotten ones early (eq. 4).
 
-        ``network`` has forgotten a sample if only the site's last trained model predicted it
-        correctly. Their share is reported. None means a random order.
+        A sample is forgotten if this site's trained model predicted it correctly at the end of the
+        last epoch, but ``network``, the received model, does not. Samples are drawn one by one, and
+        a forgotten sample is 'fedaligncl.forgotten-weight' times as likely as another. The share of
+        forgotten samples is also reported as a metric.
+
+        If the site has stored no predictions of the last epoch, nothing is reported, and the result
+        is None, which means a random order. The site stores predictions at an epoch's end only if
+        the next epoch has a curriculum.
+
+        Raises:
+            SiteError: the site has more or fewer training samples than at the end of the last
+                epoch.
         """
         stored = lab.state()
         right_epoch = stored.get(_RIGHT_EPOCH)
@@ -124,11 +142,15 @@ class FedAlignCLSite(SiteMethod):
     def _arrays_to_send(
         self, lab: Lab, network: TokenClassifier, aligner: Aligner | None
     ) -> dict[str, Tensor]:
-        """Return the arrays that leave, with noise: the weights and any requested embeddings.
+        """Return the arrays that leave: the weights and, if the server asks for them, embeddings.
 
-        With 'fedaligncl.align-target' "others", embeddings leave together with the discriminator.
-        This small network tells the site's embeddings from others. Batch norm's statistics get no
-        noise.
+        With embeddings and 'fedaligncl.align-target' "others", the site's discriminator leaves too,
+        because the other sites align to it. A discriminator is a small network that tells this
+        site's embeddings from others. If this round did not align, the stored discriminator leaves
+        or, if none is stored, one drawn from the seed.
+
+        All these arrays get Gaussian noise ('fedaligncl.noise-variance'), except batch norm's
+        statistics.
         """
         arrays = exchanged_arrays(network)
         # Only parameters get noise, not batch norm's statistics: a noisy variance could be negative
@@ -154,8 +176,12 @@ class FedAlignCLSite(SiteMethod):
     ) -> dict[str, Tensor]:
         """Return the arrays to store: the discriminator and, at an epoch's end, right predictions.
 
-        Predictions are stored only if the next epoch has a curriculum. ``right`` (n,) is 1 for each
-        training sample that the trained model predicts correctly, otherwise 0.
+        The discriminator is a small network that tells this site's embeddings from others. If this
+        round did not align, the stored arrays are kept.
+
+        Predictions are stored only if the next epoch has a curriculum. ``right`` (n,) uint8 is 1
+        for each training sample that the trained model predicts correctly, otherwise 0.
+        ``right-epoch`` is the number of the epoch that ends.
         """
         kept = kept_discriminator(lab)
         if aligner is not None:
@@ -170,8 +196,10 @@ class FedAlignCLSite(SiteMethod):
     def _embedding_count(self, lab: Lab) -> int:
         """Return the number of embeddings to send to the server after this round's training.
 
-        It is the requested number, at most 'fedaligncl.shared-embeddings'. It is 0 if the next
-        round aligns no embeddings.
+        The server's message requests a number. The site sends that many, at most
+        'fedaligncl.shared-embeddings'. The number is 0 if the settings do not align embeddings in
+        the epoch of the next round, because nobody would use them. It is never negative, and may
+        exceed the site's number of samples.
         """
         used = epoch_of(lab.instruction.round + 1, lab.common)
         if not self.settings.aligns(used):
@@ -182,9 +210,13 @@ class FedAlignCLSite(SiteMethod):
     def _embeddings(self, lab: Lab, network: TokenClassifier, count: int) -> Tensor:
         """Compute embeddings (n, c) of random training samples, on the CPU and without noise.
 
-        An embedding is the mean of the encoder's outputs for a sample. n is at most ``count``. With
-        'fedaligncl.embedding-draw' "round" each round draws new samples. The network stays in
-        training mode.
+        n is ``count``, or the number of training samples if that is smaller. With
+        'fedaligncl.embedding-draw' "round" each round draws its own samples. Otherwise every round
+        takes the same samples. An embedding is the mean of the encoder's outputs for a sample.
+
+        The network is put into training mode, in which the embeddings of the alignment are computed
+        too, because batch norm scales them differently in eval mode. Batch norm's running
+        statistics do not change.
         """
         inputs = lab.silo.train.inputs
         key: tuple[int | str, ...] = (lab.site,)
@@ -192,7 +224,6 @@ class FedAlignCLSite(SiteMethod):
             key = (lab.instruction.round, lab.site)
         rng = generator(lab.sampling.seed, "shared-embeddings", *key)
         chosen = torch.randperm(len(inputs), generator=rng)[:count]
-        # Batch norm scales embeddings differently in eval mode, and the alignment uses this one
         network.train()
         embeddings = []
         with torch.no_grad(), still_statistics(network), lab.compute.autocast():

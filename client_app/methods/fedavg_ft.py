@@ -34,11 +34,17 @@ class FedAvgFTSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the global model and send it, or fine-tune the site's own model and store it.
 
-        If the server expects no arrays, the site fine-tunes the received or, without one, the
-        stored model. Fine-tuning has its own learning rate and no privacy noise.
+        The starting model is first measured, if the server asks for metrics. Then it matters
+        whether the server expects arrays:
+
+        - If it does, the received global model is trained with the run's settings and sent.
+        - If it does not, the site fine-tunes with 'fedavg-ft.finetune-learning-rate', and without
+          noise. It starts from the received global model or, if none was sent, from its stored own
+          model. The result is stored as the own model and does not leave.
 
         Raises:
-            SiteError: a model is missing, or the training diverged.
+            SiteError: the server expects arrays but sent none, so that the own model would leave.
+                There is no model to start from, or the training diverged.
             RefusedError: the hospital's limits forbid the training.
         """
         if lab.instruction.returns and not lab.arrays():

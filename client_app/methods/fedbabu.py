@@ -11,10 +11,9 @@ class FedBABUSite(FedAvgFTSite):
     trains_stacked = True
 
     def train_shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
-        """Train and send all layers but the last.
+        """Train and send the body, which is all layers but the last.
 
-        The last layer keeps the weights that ``network`` has, and remains frozen. The result sends
-        the trained layers.
+        The last layer keeps its weights and is not sent. It remains frozen after this training.
         """
         head = set(last_layers(network, 1))
         for name, parameter in network.named_parameters():

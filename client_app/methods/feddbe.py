@@ -46,9 +46,16 @@ class FedDBESite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the network together with the site's bias, near the mean feature of all sites.
 
-        The bias is a learned array, added to the encoder's outputs. The mean feature is their mean
-        without bias. While the server sends zeros for it, only the network is trained, and the site
-        sends its own mean. The bias stays at the site.
+        The bias is a learned array that this site adds to its tokens (the encoder's outputs). The
+        mean feature is the mean of all sites' tokens without bias. The received model is measured
+        first, if the server asks for metrics.
+
+        - Until the server knows the mean feature, it sends zeros. Only the network is then trained,
+          and the site sends the mean feature of its own samples.
+        - Afterwards network and bias are trained. A penalty (``MeanPull``) pulls this site's
+          running mean towards the received mean feature, which is sent back unchanged.
+
+        The network is always sent, and the bias is stored at the site.
         """
         network, mean = cast(BiasedNetwork, lab.open()), lab.arrays()[MEAN]
         lab.measure(network)
@@ -66,9 +73,9 @@ class FedDBESite(SiteMethod):
 def mean_feature(lab: Lab, network: BiasedNetwork) -> Tensor:
     """Compute the mean of the network's tokens over all training samples, (l, c), on the CPU.
 
-    A sample's tokens are the encoder's outputs: l tokens of c channels. The site's bias and privacy
-    noise are not added. The network is left in eval mode. The caller makes sure that there are
-    training samples.
+    A sample's tokens are the outputs of the encoder: l tokens of c channels. The site's bias is not
+    added. The network is put into eval mode and stays in it. No privacy noise is added. There must
+    be at least one training sample, which is not checked here.
     """
 
     def rows(inputs: Tensor) -> Tensor:

@@ -26,9 +26,12 @@ class FedDistillSite(LocalSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train near the other sites' mean logits, then send this site's mean logits of each class.
 
-        In round 1 no mean logits are received, and the usual loss is used. A class with too few
-        training samples is not sent ('feddistill.class-min-count', 'privacy.sums-min-count'). The
-        network stays at the site. If the server asks for metrics, it is measured first.
+        The stored network is measured first, if the server asks for metrics. The loss has a penalty
+        on the distance from the received mean logits (``_logit_loss``), except in round 1, when
+        none are received. After the training, mean logits are computed for each class over this
+        site's training samples, one value per output. A class with fewer samples than
+        'feddistill.class-min-count' or 'privacy.sums-min-count' is not sent. The network itself is
+        stored and does not leave.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -38,8 +41,16 @@ class FedDistillSite(LocalSite):
     def _logit_loss(self, lab: Lab, network: TokenClassifier) -> StackableLoss | None:
         """Build the loss: the network's own loss plus a distance from the received mean logits.
 
-        The distance is the mean squared difference to the mean logits of a sample's label, times
-        'feddistill.logit-weight'. Without received mean logits the result is None.
+        For each sample, the distance is the mean squared difference between its logits and the
+        received mean logits of its label. A label without mean logits gives 0. The mean over the
+        batch is multiplied by 'feddistill.logit-weight' and added to the network's own loss.
+
+        Returns:
+            The loss; None if no mean logits were received, as in round 1. The network's own loss is
+            then used.
+
+        Raises:
+            SiteError: a received array has an unknown class or another shape, or is not finite.
         """
         classes = lab.silo.shape.outputs
         mean_logits = class_targets(from_others(lab), LOGITS, classes, classes)

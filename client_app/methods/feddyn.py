@@ -26,23 +26,30 @@ class FedDynSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Reject an alpha so large that only the last training steps would decide the result.
 
-        alpha is the strength of the pull towards the received weights. The check trains a single
-        weight for as many steps as the hospital's 'minimum-steps-per-reply', at most 5.
+        alpha is the strength of a pull towards the received weights. A reply that depends on a
+        single step would reveal that step's gradient. ``refuse_forgetful`` trains a single weight,
+        and checks that each of the first steps has an effect on the result. These are as many steps
+        as the hospital's 'minimum-steps-per-reply', but at most 5. A minimum of 0 or 1 passes.
 
         Raises:
             RefusedError: a step has less than a hundredth of the largest effect.
         """
-        # A reply that depends on a single step would reveal that step's gradient
         least, alpha = session.limits.minimum_steps_per_reply, self.settings.regularisation_alpha
         refuse_forgetful(session.settings, least, alpha)
 
     def train(self, lab: Lab) -> Outgoing:
         """Train with two terms added to the loss, send the network, and store the local gradient.
 
-        With alpha = 'feddyn.regularisation-alpha', the terms are minus the inner product of local
-        gradient and weights, and alpha / 2 times the squared distance from the received weights.
-        Afterwards alpha times (trained - received) is subtracted from the local gradient, which
-        starts at 0.
+        The local gradient has an array for each trained parameter, and is 0 in the site's first
+        round. It is the one stored with the last reply that the server used. With alpha =
+        'feddyn.regularisation-alpha' the added terms are:
+
+        - minus the inner product of the local gradient and the weights,
+        - alpha / 2 times the squared distance from the received weights.
+
+        After the training, the local gradient becomes its old value minus alpha times (trained -
+        received weights), and is stored. The received model is measured first, if the server asks
+        for metrics.
         """
         network, alpha = lab.open(), self.settings.regularisation_alpha
         lab.measure(network)

@@ -47,8 +47,9 @@ class FedEFMSite(DecentralisedSite):
     def _train_models(self, lab: Lab, prefix: str) -> dict[str, dict[str, Tensor]]:
         """Train each model received under ``prefix``, and return owner -> array name -> array.
 
-        The owner is the silo that the model came from. Each training takes 'fedefm.overseas-steps'
-        steps. The result is empty if no models were received.
+        The owner is the silo that the model came from. The received names are
+        ``<prefix><owner>/<array>``. Each training takes 'fedefm.overseas-steps' steps, and its loss
+        is not reported. The mapping is empty if no models were received.
         """
         trained = {}
         for owner, arrays in by_site(lab.arrays(prefix)).items():
@@ -60,9 +61,10 @@ class FedEFMSite(DecentralisedSite):
     def distil(self, lab: Lab) -> Outgoing:
         """Train the silo's own model by distillation from the copies that neighbours have trained.
 
-        Without received copies, as in round 1, the network's usual loss is used. The trained model
-        is sent and stored. If the server asks for metrics, the received mean of the silos' models
-        is measured first or, without it, the silo's own.
+        If the server asks for metrics, the received mean of the silos' models or, without it, the
+        silo's own model is measured first. The training starts from the weights of ``_start``, and
+        its loss is that of ``_distillation_loss``. Without received copies, as in round 1, the
+        network's usual loss is used. The trained model is sent and stored.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -75,9 +77,13 @@ class FedEFMSite(DecentralisedSite):
     def _start(self, lab: Lab) -> dict[str, Tensor]:
         """Return the weights from which the training of the silo's own model starts.
 
-        They are the silo's own model or, with 'fedefm.continue-from' "mean", the received mean
-        model. If neighbours' models came, this silo trains them, and their mean replaces half of
-        these weights.
+        By default they are the silo's own model. If 'fedefm.continue-from' is "mean", the received
+        mean of all silos' models takes its place. If the server also sent neighbours' models, each
+        is first trained on this silo's data for 'fedefm.overseas-steps' steps. The start is then
+        half the former model plus half the mean of the trained models.
+
+        Raises:
+            SiteError: the message or the silo has no model to start from (``_home_model``).
         """
         if visitors := self._train_models(lab, NEIGHBOUR):
             # k visitors share one half, and the home model has the other
@@ -108,8 +114,11 @@ class FedEFMSite(DecentralisedSite):
     def _distillation_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
         """Build the loss that teaches this silo's network from the copies that neighbours trained.
 
-        It adds the distance from each copy's predictions to the task's loss. A copy with closer
-        feature maps counts more. If no copies were received, the result is None.
+        Such a copy is called an expert. The loss (``multishot_loss``) combines the task's loss with
+        the distance of the network's predictions from each expert's. An expert counts more if its
+        feature maps are close to the network's. Each call of the loss also updates one metric per
+        expert: the expert's mean closeness over the batches so far. If no experts were received,
+        the result is None.
         """
         returned = by_site(lab.arrays(EXPERT))
         if not returned:

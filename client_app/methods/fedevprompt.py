@@ -63,8 +63,14 @@ class FedEvPromptSite(SiteMethod):
     def open(self, lab: Lab) -> PromptedViT:
         """Build the prompted ViT on the compute device, with the values of its arrays known so far.
 
-        Each array is the received one, or else the stored one, or else the run's initial one. Any
-        other array is drawn from the seed.
+        Each array comes from the first of these sources that has it:
+
+        - the shared arrays that the server sent,
+        - the arrays that the site has stored,
+        - the run's initial arrays in the message.
+
+        Any other array is drawn from the seed. Received arrays with a '/' in their names, such as
+        attention maps, do not belong to the network.
 
         Raises:
             SettingError: the arrays do not fit the network, or the backbone's weights are missing.
@@ -77,10 +83,13 @@ class FedEvPromptSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train prompts and head of the frozen ViT, and send shared arrays and attention maps.
+        """Train prompts and head, and send the shared arrays and this site's attention maps.
 
-        The loss adds the distance from other sites' maps. If 'fedevprompt.distillation-weight' is
-        0, no maps are sent. Arrays that are not shared are stored at the site.
+        The ViT itself is frozen. The received network is measured first, if the server asks for
+        metrics. The loss is the network's evidential loss, plus the distance from other sites' maps
+        if any were received (``_distillation_loss``). 'fedevprompt.shared-prompts' decides which of
+        the trained arrays are sent. The rest are stored at the site. If
+        'fedevprompt.distillation-weight' is 0, no maps are made or sent.
 
         Raises:
             SiteError: a received map is invalid, or the training diverged.
@@ -100,8 +109,13 @@ class FedEvPromptSite(SiteMethod):
     def _distillation_loss(self, lab: Lab, vit: PromptedViT) -> Objective | None:
         """Build the loss: the network's own loss plus a distance from other sites' maps (eq. 2).
 
-        The distance compares a batch's attention maps with the received maps of the same class.
-        Without received maps the result is None. An invalid map raises a SiteError.
+        The own loss is evidential. The distance compares the attention maps of a batch's images
+        with the received maps of the same class (``_moments``). It is multiplied by
+        'fedevprompt.distillation-weight'. If no maps were received, the result is None, and the
+        network's own loss is used alone.
+
+        Raises:
+            SiteError: a received array of maps is invalid.
         """
         moments = self._moments(lab, vit)
         if moments is None:
@@ -119,8 +133,18 @@ class FedEvPromptSite(SiteMethod):
     def _moments(self, lab: Lab, vit: PromptedViT) -> BufferMoments | None:
         """Compute the number, mean and spread of the received attention maps of each class.
 
-        The spread is the mean squared distance of an upsampled map from the mean. The result is
-        None if no maps were received. Invalid maps raise a SiteError.
+        The spread is the mean squared distance of an upsampled map from the mean. The distillation
+        loss compares the maps of a batch with these moments. Each received array has the maps of
+        one other site and one class. All sites' maps of a class are put together, after scaling by
+        'fedevprompt.map-scale'.
+
+        Returns:
+            The moments of each class, on the compute device. All are 0 for a class without maps.
+            None if no maps were received.
+
+        Raises:
+            SiteError: a received array was made by this site, belongs to an unknown class, has
+                another shape, or has invalid maps.
         """
         by_class: dict[int, list[Tensor]] = {}
         for name, maps in lab.arrays(MAPS).items():
@@ -139,8 +163,10 @@ class FedEvPromptSite(SiteMethod):
     def _maps(self, lab: Lab, vit: PromptedViT) -> dict[str, Tensor]:
         """Return attention maps of this site's training samples, named ``maps/<class>``.
 
-        A class has at most 'fedevprompt.buffer-maps' maps, (m, cells). The samples are random, or
-        those with the lowest vacuity if 'fedevprompt.buffer-selection' is "uncertainty".
+        Each array (m, cells) has one map for each of m samples of the class, at most
+        'fedevprompt.buffer-maps'. If 'fedevprompt.buffer-selection' is "uncertainty", the chosen
+        samples are those with the lowest vacuity, for which the network has the most evidence.
+        Otherwise they are drawn at random in each round. A class without samples has no array.
         """
         train, count = lab.silo.train, self.settings.buffer_maps
 
@@ -170,8 +196,13 @@ class FedEvPromptSite(SiteMethod):
 def _entry_fault(lab: Lab, site: str, label: str, maps: Tensor, cells: int) -> str | None:
     """Return the reason why received attention maps are invalid, as text; None if they are valid.
 
-    ``maps`` must be (n, cells), with finite values that are not negative and sum to 1. Another site
-    must have made them, for a class of the task.
+    Args:
+        lab: the lab of the message.
+        site: the site that made the maps; it must not be this site.
+        label: the class of the maps, as the text of its number, such as "3". The task must have it.
+        maps: the maps, one per row, of shape (n, cells). Their values must be finite and not
+            negative, and each map's values must sum to 1 (``map_fault``).
+        cells: the number of cells of a map.
     """
     if site == lab.site:
         return "these are its own maps, which must not come back"

@@ -12,11 +12,12 @@ class FedNovaSite(SiteMethod):
     trains_stacked = True
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model, and send the received weights plus the mean update per step.
+        """Train the global model; send the received weights plus the mean update per step.
 
-        For each weight the site sends received + (trained - received) / steps, and the number of
-        steps as a metric. Batch-norm statistics are sent as trained. The received model is measured
-        first, if the server asks for metrics.
+        The received model is measured first, if the server asks for metrics. The site sends
+        received + (trained - received) / steps for each weight, and the number of optimiser steps
+        as the metric ``STEPS``. Batch-norm statistics are sent as trained. The method stores no
+        arrays at the site.
         """
         network, received = lab.open(), lab.arrays()
         lab.measure(network)

@@ -35,10 +35,15 @@ class FedPACSite(FedRepSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train the network, and send it with class means from before and after the training.
 
-        ``received/<class>`` (d + 1,) has the received network's mean embedding and the embeddings'
-        mean squared length. ``prototype/<class>`` (d,) is the trained network's mean embedding. A
-        class with too few training samples has no means. The received network is measured first, if
-        metrics are requested.
+        The received network is measured first, if the server asks for metrics. The site sends the
+        trained network and these means over its training samples:
+
+        - ``received/<class>`` (d + 1,), computed with the received network: the class's mean
+          embedding, followed by the mean of the embeddings' squared lengths.
+        - ``prototype/<class>`` (d,), computed with the trained network: the class's mean embedding.
+
+        A class with too few training samples has no means (``_class_means``). The site stores no
+        arrays.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -54,19 +59,24 @@ class FedPACSite(FedRepSite):
     def body_objective(self, lab: Lab, network: SiteNetwork) -> Objective | None:
         """Build the loss that trains all layers but the classifier: the usual loss plus a distance.
 
-        The distance (eq. 4) is the mean squared difference between a sample's embedding and the
-        received mean of its class, times 'fedpac.alignment-weight'. If no means were received, the
-        result is None.
+        A prototype is the global mean embedding of a class, which the server sent. The distance
+        (eq. 4) is the mean squared difference between a sample's embedding and the prototype of its
+        label, times 'fedpac.alignment-weight'. If no prototypes were received, the result is None,
+        and the usual loss is used.
         """
         classifier = cast(TokenClassifier, network)
         prototypes = with_prefix(PROTOTYPE, lab.arrays(PROTOTYPE))
         return prototype_loss(lab, classifier, prototypes, self.settings.alignment_weight)
 
     def _class_means(self, lab: Lab, network: TokenClassifier) -> dict[str, Tensor]:
-        """Return each class's mean embedding and then its mean squared length: (d + 1,) by class.
+        """Return each class's mean embedding, and the mean of its embeddings' squared lengths.
 
-        The means are over training samples. Classes with fewer than 'fedpac.class-min-count' or
-        'privacy.sums-min-count' samples are left out.
+        The means are over this site's training samples. Classes with fewer samples than
+        'fedpac.class-min-count' or 'privacy.sums-min-count' are left out.
+
+        Returns:
+            The class's number as text -> (d + 1,) float32: the d values of the mean embedding, then
+            the mean squared length.
         """
 
         def rows(inputs: Tensor) -> Tensor:

@@ -28,9 +28,11 @@ class FedProtoSite(LocalSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train near the global prototypes, then send this site's prototype of each class.
 
-        A prototype is the mean of the encoder's flattened outputs over a class's training samples.
-        A class with fewer samples than 'fedproto.class-min-count' or 'privacy.sums-min-count' has
-        none. The network stays at the site. If the server asks for metrics, it is measured first.
+        A site's prototype of a class is the mean of the network's flattened tokens (the encoder's
+        outputs) over the class's training samples. During the training the received global
+        prototypes attract the tokens (``prototype_loss``). A class with fewer training samples than
+        'fedproto.class-min-count' or 'privacy.sums-min-count' has no prototype. The network is
+        measured first, if the server asks for metrics. It is stored at the site and not sent.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -59,14 +61,24 @@ class FedProtoSite(LocalSite):
 def prototype_loss(
     lab: Lab, network: TokenClassifier, arrays: dict[str, Tensor], weight: float
 ) -> StackableLoss | None:
-    """Build the network's own loss plus ``weight`` times a distance to prototypes (eq. 7).
+    """Build a loss function: the network's own loss plus a distance to prototypes (eq. 7).
 
-    A prototype is the mean of a class's flattened encoder outputs over all sites. The distance is
-    the mean squared error to the prototype of a sample's label. Without ``arrays`` the result is
-    None.
+    A prototype is the mean of a class's flattened tokens (the encoder's outputs) over all sites.
+    The distance is the mean squared error between a sample's flattened tokens and the prototype of
+    its label. If the label has no prototype, it is 0.
+
+    Args:
+        lab: the lab of the message.
+        network: the network to train.
+        arrays: the received prototypes, by name.
+        weight: the factor of the distance.
+
+    Returns:
+        The loss. None if ``arrays`` is empty, as in round 1, and the network's own loss is then
+        used.
 
     Raises:
-        SiteError: a received prototype does not fit.
+        SiteError: an array is not named after a known class, has another shape, or is not finite.
     """
     prototypes = _prototypes(lab, network, arrays)
     if prototypes is None:
@@ -86,8 +98,11 @@ def _prototypes(
 ) -> ClassTargets | None:
     """Return the received prototype of each class on the compute device; None without any array.
 
-    A prototype is the mean of a class's encoder outputs, (tokens * channels,). An array that does
-    not fit raises a SiteError.
+    A prototype is the mean of a class's tokens (the encoder's outputs), flattened to (tokens *
+    channels,). The result says which classes have one.
+
+    Raises:
+        SiteError: an array is not named after a known class, has another shape, or is not finite.
     """
     size, classes = network.tokens * network.channels, lab.silo.shape.outputs
     prototypes = class_targets(arrays, PROTOTYPE, classes, size)

@@ -21,13 +21,14 @@ class FedProxSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Reject a mu so large that only the last training steps would decide the result.
 
-        mu is the strength of the pull towards the received weights. The check trains a single
-        weight for as many steps as the hospital's 'minimum-steps-per-reply', at most 5.
+        mu is the strength of the pull towards the received weights. A reply that depends on a
+        single step would reveal that step's gradient. ``refuse_forgetful`` trains a single weight,
+        and checks that each of the first steps has an effect on the result. These are as many steps
+        as the hospital's 'minimum-steps-per-reply', but at most 5. A minimum of 0 or 1 passes.
 
         Raises:
             RefusedError: a step has less than a hundredth of the largest effect.
         """
-        # A reply that depends on a single step would reveal that step's gradient
         least, mu = session.limits.minimum_steps_per_reply, self.settings.proximal_mu
         refuse_forgetful(session.settings, least, mu)
 
@@ -46,8 +47,14 @@ class FedProxSite(SiteMethod):
 def proximal(network: SiteNetwork, mu: float, around: Mapping[str, Tensor] | None = None) -> Term:
     """Return a penalty that pulls the trainable parameters of ``network`` towards fixed weights.
 
-    The penalty is ``mu`` / 2 times the squared distance between the parameters and the weights
-    ``around``. None stands for a copy of the present parameters.
+    The penalty is called without arguments. It returns mu / 2 times the squared distance between
+    the parameters at that time and the fixed weights (``proximal_term``).
+
+    Args:
+        network: the network, on the compute device.
+        mu: the factor of the proximal term.
+        around: the fixed weights by name, at least for all trainable parameters; None for a copy of
+            the present parameters.
     """
     # Only trained parameters, because a ViT has 22 million frozen ones
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}

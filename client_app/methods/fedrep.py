@@ -16,11 +16,14 @@ class FedRepSite(FedPerSite):
     def fit(self, lab: Lab, network: SiteNetwork) -> None:
         """Train only the personal head, and then only the shared arrays.
 
-        The head gets the share 'fedrep.head-share' of the round's steps, and each training at least
-        one. Only the second training reports its loss.
+        Together the two trainings have as many steps as a usual round of this run. The head gets
+        the share 'fedrep.head-share' of the steps, rounded, and each training at least one step.
+        Only the second training reports its loss. Afterwards head and shared arrays are both
+        trainable.
 
         Raises:
-            SiteError: a round has fewer than two steps, or a training diverged.
+            SiteError: a round has fewer than two steps, although each training needs one, or a
+                training diverged.
             RefusedError: the hospital's limits forbid a training.
         """
         steps = lab.privacy.steps(lab.sampling)

@@ -62,12 +62,15 @@ class GLMSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Check columns, outcomes and numbers of patients at a site whose data are open.
 
-        A hospital that has only declared its data passes, and is checked when it uses them.
+        ``read_patients`` makes the checks. A hospital that has only declared its data passes now,
+        and its data are checked when they are used.
 
         Raises:
-            SettingError: a chosen column is missing or named twice.
+            SettingError: the settings name a column that the table lacks, or name one twice.
             SiteError: an outcome or a time cannot be used.
-            RefusedError: there are too few patients or events.
+            RefusedError: the site has fewer patients or events than the minimum. The same values
+                are missing in only a few patients, or a category of a two-valued column has only a
+                few.
         """
         if session.stand_in is None:
             read_patients(session, self.settings)
@@ -75,24 +78,43 @@ class GLMSite(SiteMethod):
     def follow(self, part: MaskedPart, sites: int, before: ProvenSum | None) -> None:
         """Check that the message asks for the next sums of the fit, at trust 'sums'.
 
-        The hospital computes the next coefficients itself from ``before``, the last round's sum,
-        which is None in round 1. ``sites`` is the number of hospitals.
+        From the sum of the round before, the hospital computes the coefficients at which the server
+        must ask for the next sums (``follow_path``). The message must ask for exactly these.
+
+        Args:
+            part: the message.
+            sites: the number of hospitals in the sum that the message asks for.
+            before: the sum of the round before; None in round 1.
 
         Raises:
-            RefusedError: the message asks for anything else, or the fit has ended.
-            CheckpointError: the fit's record is unusable.
+            RefusedError: the message asks for anything else, or asks on although the fit has
+                converged or failed.
+            SettingError: the settings name a column that the table lacks, or name one twice.
+            SiteError: the settings that come with the message cannot be read.
+            CheckpointError: the hospital's record of the fit is damaged, or cannot be written.
         """
         follow_path(part, self.settings, sites, before)
 
     def train(self, lab: Lab) -> Outgoing:
         """Send sums over this site's patients, from which the server fits one regression.
 
-        They are the moments of outcome and columns, or log-likelihood, gradient and Hessian at
-        received coefficients. They leave divided by the message's ``scale`` and the site's weight.
+        - If the message asks for moments, they are the number, sum and sum of squares of the known
+          values in the outcome and in each column. The reported loss is 0.
+        - Otherwise they are the log-likelihood, gradient, Hessian and two counts at the received
+          coefficients (``GLMSums``). The reported loss is minus the log-likelihood per patient.
+
+        The sums are divided by the message's ``scale``, so that they fit a secret sum, and by the
+        site's weight, by which the server multiplies them again. The weight is the number of
+        training samples, in a secret sum at most 'secure-samples'. The sums leave as three arrays
+        (``split_numbers``). A constant in a fourth array shows the server whether numbers were
+        clipped.
 
         Raises:
-            RefusedError: the sums would rest on too few patients.
-            SiteError: the message or outcomes are unusable.
+            RefusedError: the sums would rest on too few patients, now or earlier in this run, or
+                the patients break a rule on counts (``read_patients``).
+            SiteError: the message has an impossible scale, or the units, an outcome or a time
+                cannot be used.
+            SettingError: the settings name a column that the table lacks, or name one twice.
         """
         notes, arrays = ScaleNotes.from_values(lab.instruction.notes), lab.arrays()
         if not (notes.scale > 0 and notes.grid > 0 and math.isfinite(notes.scale * notes.grid)):
@@ -122,12 +144,15 @@ class GLMSite(SiteMethod):
     def own_fit(self, lab: Lab) -> Outgoing:
         """Fit the model to this site's patients alone, and send coefficients and variances.
 
-        Both are (k,). ``USABLE`` is [1] for a usable fit. All are zeros if too few patients decide
-        the fit, or if they determine no coefficients.
+        The site sends the arrays ``ESTIMATES`` and ``VARIANCES``, (k,) each, and ``USABLE``, which
+        is [1] for a usable fit. All three are zeros if these patients determine no coefficients, or
+        if in effect fewer patients than 'privacy.sums-min-count' decide the fit. The reason then
+        goes to the site's log.
 
         Raises:
-            SiteError: the units, an outcome or a time cannot be used.
-            RefusedError: there are too few patients.
+            SettingError: the settings name a column that the table lacks, or name one twice.
+            SiteError: the units in the message, an outcome or a time cannot be used.
+            RefusedError: the patients break a rule on counts (``read_patients``).
         """
         x, y = self._design(lab)
         usable = 1.0
@@ -146,10 +171,15 @@ class GLMSite(SiteMethod):
         return Outgoing(send=send)
 
     def _units(self, lab: Lab) -> tuple[Floats, Floats]:
-        """Read the server's centres and deviations of outcome and columns, (1 + columns,) each.
+        """Read the server's units of outcome and columns: centres and deviations, (1 + columns,).
 
-        In these units a value is its distance from the centre, divided by the deviation. Only a
-        linear model may have units for its outcome. Impossible units raise a SiteError.
+        In these units a value is the value minus its centre, divided by its deviation. The first
+        entry belongs to the outcome. Only a linear model may have units for its outcome. Any other
+        model needs its outcomes unchanged, such as 0 and 1.
+
+        Raises:
+            SiteError: a deviation is not finite and above 0, or a centre is not finite. In a model
+                that is not linear, the outcome's centre is not 0 or its deviation is not 1.
         """
         arrays = lab.arrays()
         centers = arrays[CENTERS].double().numpy()
@@ -168,22 +198,35 @@ class GLMSite(SiteMethod):
     def _design(self, lab: Lab) -> tuple[Floats, Outcomes]:
         """Return the design matrix (n, k) of this site's patients, and their outcomes.
 
-        The columns are in the server's units, as are a linear model's outcomes. k counts the
-        intercept, which Cox's model lacks.
+        The columns, and in a linear model the outcomes, are in the server's units (``_units``). k
+        counts the intercept, which Cox's model does not have.
+
+        Raises:
+            SettingError: the settings name a column that the table lacks, or name one twice.
+            SiteError: the units in the message, an outcome or a time cannot be used.
+            RefusedError: the patients break a rule on counts (``read_patients``).
         """
         patients = read_patients(lab.session, self.settings)
         return patients.design(*self._units(lab), self.settings)
 
     def _refuse_concentrated_run(self, lab: Lab, x: Floats, y: Outcomes, beta: Floats) -> None:
-        """Refuse sums that rest on fewer than 'privacy.sums-min-count' patients in effect.
+        """Check that the sums do not rest on only a few patients, and never did in this run.
 
-        ``_refuse_concentrated`` computes this effective number. After one refusal this site refuses
-        all later sums of the run. ``x`` is the design matrix (n, k), and ``beta`` has the received
-        coefficients (k,).
+        The check is that of ``_refuse_concentrated``. If it fails, a mark in the run's folder makes
+        this site refuse all later sums of the run. At trust 'sums' the server learns how many sites
+        failed. Without the mark, a server could try out coefficients until that number changes, and
+        so learn something about single patients.
+
+        Args:
+            lab: the lab of the message.
+            x: the design matrix (n, k).
+            y: the outcomes of the n patients.
+            beta: the received coefficients (k,).
+
+        Raises:
+            RefusedError: the sums rest on too few patients, now or earlier in this run.
         """
         # The folder is the run's, and runs of new names are counted ('max-runs-per-day')
-        # Without the mark, a server could try out coefficients until the number of failed sites
-        # changes, and so learn something about single patients
         mark = lab.state_files.folder / _CONCENTRATED
         if mark.exists():
             raise RefusedError(
@@ -197,10 +240,21 @@ class GLMSite(SiteMethod):
             raise
 
     def _refuse_concentrated(self, lab: Lab, x: Floats, y: Outcomes, beta: Floats) -> None:
-        """Refuse sums that rest on fewer than 'privacy.sums-min-count' patients in effect.
+        """Check that the sums at these coefficients do not rest on only a few patients.
 
-        The effective number for values v is (sum |v|)^2 / sum v^2. It is checked for the patients'
-        weights in the Hessian and for their residuals. A linear model always passes.
+        Each patient has one weight in the Hessian and one residual in the gradient. The effective
+        number of patients is (sum |v|)^2 / sum v^2 of the values v, once for the weights and once
+        for the residuals. A linear model is not checked, nor any model if 'privacy.sums-min-count'
+        is at most 1.
+
+        Args:
+            lab: the lab of the message.
+            x: the design matrix (n, k).
+            y: the outcomes of the n patients.
+            beta: the coefficients (k,).
+
+        Raises:
+            RefusedError: an effective number is below 'privacy.sums-min-count'.
         """
         floor = lab.common.sums_min_count
         if self.settings.family == "linear" or floor <= 1:

@@ -65,12 +65,23 @@ def follow_path(
 ) -> None:
     """Check that a message asks the next question of the fit, and store this question.
 
-    A question has the columns' units, the coefficients, and the scale that divides sums. It follows
-    from the last question and its answer ``before``, None in round 1.
+    A question is the columns' units, the coefficients, and the scale by which sums are divided.
+    This hospital computes the next question from the last one and the proven sum that answers it.
+    The message must ask the same. The questions of the newest 3 rounds stay on the disk.
+
+    Args:
+        part: the message.
+        settings: the settings of the regression.
+        sites: the number of hospitals in the sum that the message asks for.
+        before: the sum of the round before; None in round 1, whose question is fixed.
 
     Raises:
-        RefusedError: the message asks something else, or the fit ended.
-        CheckpointError: the stored questions are unusable.
+        RefusedError: the message is not the next question: its phase, round, settings, units,
+            coefficients, scale or arrays differ. The fit has ended, or a hospital could not answer
+            the last question.
+        SettingError: the settings name a column that the table lacks, or name one twice.
+        SiteError: the message's notes (its small settings beside the arrays) cannot be read.
+        CheckpointError: this hospital's file of questions is damaged, or cannot be written.
     """
     session, round_ = part.session, part.instruction.round
     if part.instruction.phase != TRAIN:
@@ -100,10 +111,22 @@ def follow_path(
 
 
 def _total_of(answered: FitProgress, before: ProvenSum, common: CommonSettings) -> Floats | None:
-    """Compute the hospitals' sums (m,) that answer the server's last question.
+    """Compute the sums over all hospitals that answer the last question, as the server does.
 
-    The parts of the proven sum are joined and multiplied by the question's scale. The result is
-    None if a hospital had to clip its numbers. A failed hospital raises a RefusedError.
+    A question is what the server asks sums for, such as the coefficients of a fit. Each hospital
+    split its numbers into three parts and divided them by the question's scale. Here the parts are
+    joined, and the result is multiplied by the scale again.
+
+    Args:
+        answered: the last question, of which only ``scale`` is used.
+        before: the proven sum of the hospitals' answers to it.
+        common: the run's settings.
+
+    Returns:
+        The sums, (m,). None if a hospital had to clip its numbers, because the sums are then wrong.
+
+    Raises:
+        RefusedError: a hospital could not answer the last question, so the fit must end.
     """
     if before.failed:
         raise _refusal("follows a round in which a hospital could not answer")
@@ -115,10 +138,21 @@ def _total_of(answered: FitProgress, before: ProvenSum, common: CommonSettings) 
 
 
 def _step_after(model: FittedModel, answered: FitProgress, vector: Floats | None) -> FitProgress:
-    """Compute the server's next question from the last one and its answer ``vector``.
+    """Compute the question that follows an answered question, as the server computes it.
 
-    A question has units, coefficients, and the scale that divides the sums. If ``vector`` is None,
-    the scale was too small and grows. A fit that has ended raises a RefusedError.
+    A question is what the server asks sums for: the columns' units, the coefficients and the scale.
+    If the answered one asked for the columns' moments, the next has new units or, once the units
+    fit, the first coefficients. Otherwise it has the coefficients after one more step of Newton's
+    method.
+
+    Args:
+        model: the regression's family and columns.
+        answered: the answered question.
+        vector: the total that answers it; None if a hospital had to clip its numbers. The same
+            question then follows with a larger scale.
+
+    Raises:
+        RefusedError: no question follows, because the fit has converged or has no solution.
     """
     try:
         expected = next_progress(model, answered, vector)
@@ -134,9 +168,19 @@ def _read_question(
 ) -> FitProgress:
     """Read the question in a message, after checking the form of its arrays.
 
-    A question has the columns' units, the scale and, unless it asks for moments, ``size``
-    coefficients. The rest of the result comes from ``expected``. Arrays that do not fit raise a
-    RefusedError.
+    A question has the columns' units, the scale, and the coefficients (empty if the message asks
+    for moments). The progress of the fit, which no message has, is copied from ``expected``. The
+    message must also have an array of zeros for each array of the reply.
+
+    Args:
+        expected: the question that this hospital has computed itself.
+        size: the number of coefficients.
+        notes: the message's settings beside its arrays, such as the scale.
+        arrays: the received arrays, named ``<record>/<array>``.
+
+    Raises:
+        RefusedError: an array is missing, unknown, not float32 or of another shape, or an array
+            that must be 0 is not.
     """
     columns, length = len(expected.centers), sums_length(size)
     if not expected.beta:

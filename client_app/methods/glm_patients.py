@@ -67,9 +67,14 @@ class Patients:
     ) -> tuple[Floats, Outcomes]:
         """Return the design matrix (n, k) of the regression, and the outcomes of its n patients.
 
-        ``centers`` and ``deviations`` are the server's units, (1 + columns,) with the outcome
-        first. A missing value becomes 0 in these units. The first column is all ones, except in
-        Cox's model, whose outcomes are times and events.
+        The columns are in the server's units. The first column of the matrix is all ones, except in
+        Cox's model. A missing value becomes 0 in these units, which is the server's centre. In
+        Cox's model the outcomes are times and events in their own units.
+
+        Args:
+            centers: the centres of outcome and columns, (1 + columns,).
+            deviations: their deviations, (1 + columns,).
+            settings: the settings of the regression.
         """
         values = self.in_units(centers, deviations)
         columns = np.nan_to_num(values[:, 1:], nan=0.0)
@@ -81,13 +86,15 @@ class Patients:
 def read_patients(session: SiteSession, settings: GLMSettings) -> Patients:
     """Read the columns and outcomes of all the site's patients, and check them.
 
-    Patients without an outcome or a time are left out. With 'glm.missing' "drop", so are those who
-    lack a chosen column's value.
+    The patients are those of the training, validation and test data. Patients without an outcome or
+    a time are left out. With 'glm.missing' "drop", those without a value in a chosen column are
+    left out too. The site's log says how many are left out.
 
     Raises:
-        SettingError: a chosen column is missing or named twice.
-        SiteError: the outcomes or times do not suit the regression.
-        RefusedError: too few patients remain.
+        SettingError: the settings name a column that the table lacks, or name one twice.
+        SiteError: the outcomes or times do not suit the family of the regression.
+        RefusedError: there are too few patients or events (``_count_faults``). Too few patients
+            lack the same values, or belong to one category of a two-valued column.
     """
     silo, floor = session.silo, session.settings.sums_min_count
     chosen = find_columns(silo.features, settings)
@@ -125,10 +132,20 @@ def _all_rows(silo: Silo) -> tuple[Floats, Floats]:
 
 
 def _take_columns(rows: Floats, labels: Floats, chosen: ChosenColumns) -> Patients:
-    """Select the columns, outcomes and times that a regression uses.
+    """Select the columns, outcomes and times that a regression uses from all rows of a table.
 
-    With a chosen outcome column, the label is ignored. Otherwise the label is the outcome, and a
-    label (n, 2) has the time first. A chosen time column has precedence. NaN marks missing values.
+    NaN marks missing values. The settings may choose an outcome column and a time column:
+
+    - Without an outcome column, the label is the outcome. A label (n, 2) has the time first and the
+      event second, and both are used.
+    - With an outcome column, the label is ignored.
+    - With a time column, it gives the times in any case. If neither this column nor the label gives
+      times, ``times`` is None.
+
+    Args:
+        rows: the features, (n, features).
+        labels: the labels, (n,) or (n, 2).
+        chosen: the indices of the chosen features.
     """
     outcome, times = labels, None
     if labels.ndim == 2:
@@ -143,7 +160,7 @@ def _take_columns(rows: Floats, labels: Floats, chosen: ChosenColumns) -> Patien
 def _leave_out(site: str, patients: Patients, is_left_out: npt.NDArray[np.bool_]) -> Patients:
     """Return all patients except those for whom ``is_left_out`` (n,) is True.
 
-    The site's log says how many patients with missing values are left out.
+    If any are left out, the site's log gets their number after the name ``site``.
     """
     if not is_left_out.any():
         return patients
@@ -156,10 +173,13 @@ def _leave_out(site: str, patients: Patients, is_left_out: npt.NDArray[np.bool_]
 
 
 def _outcome_fault(settings: GLMSettings, patients: Patients) -> str:
-    """Describe why outcomes or times do not suit the regression, and a remedy.
+    """Describe why the outcomes or times do not suit the regression's family, and a remedy.
 
-    A logistic model needs outcomes of 0 and 1, a Poisson model counts, and Cox's model events of 0
-    or 1 and no negative times. Without a fault the text is empty.
+    - A logistic model needs outcomes of 0 and 1.
+    - A Poisson model needs whole numbers of at least 0.
+    - Cox's model needs events of 0 or 1, and times that are not negative.
+
+    A linear model takes all values. If all values suit, the result is an empty string.
     """
     family, outcome, times = settings.family, patients.outcome, patients.times
     remedy = "correct 'glm.outcome' or its values"
@@ -184,10 +204,21 @@ def _outcome_fault(settings: GLMSettings, patients: Patients) -> str:
 def _refuse_few_incomplete(
     site: str, lacking: npt.NDArray[np.bool_], missing: str, floor: int
 ) -> None:
-    """Refuse missing values whose combination occurs in fewer than ``floor`` patients.
+    """Check that no combination of missing values occurs in only a few patients.
 
-    Otherwise two regressions with different columns could reveal single patients. ``lacking`` (n,
-    values) marks missing values. Patients without any are not counted.
+    Each combination needs at least ``floor`` patients. Patients without a missing value are not
+    counted. Otherwise a server could find single patients: it could compare two regressions, of
+    which only one uses a column that these patients lack. It could also change the value that
+    replaces missing ones, which changes only their part of the sums.
+
+    Args:
+        site: the site's name, for the error.
+        lacking: whether each of a patient's values is missing, (n, values).
+        missing: the setting 'glm.missing', for the error.
+        floor: 'privacy.sums-min-count', the fewest patients with one combination.
+
+    Raises:
+        RefusedError: a combination occurs in at least one patient, but in fewer than ``floor``.
     """
     patterns = Counter(map(bytes, lacking.astype(np.uint8)))
     patterns.pop(bytes(lacking.shape[1]), None)
@@ -203,10 +234,19 @@ def _refuse_few_incomplete(
 def _count_faults(
     patients: Patients, names: list[str], settings: GLMSettings, floor: int
 ) -> Iterator[str]:
-    """Yield a sentence for each number of patients or events that is too small.
+    """Yield a sentence for each number of patients or events that is too small for the regression.
 
-    At least ``floor`` patients and three per coefficient are needed. In Cox's model this holds for
-    events too. Each value of a two-valued column needs ``floor`` patients.
+    - There must be at least ``floor`` patients and at least three per coefficient. In Cox's model
+      the same holds for events.
+    - In each column with exactly two values, both values must have at least ``floor`` patients. In
+      a logistic model this also holds for the outcome.
+
+    Args:
+        patients: the patients in the regression.
+        names: the names of the explanatory columns, with one coefficient each. An intercept is one
+            more coefficient.
+        settings: the settings of the regression.
+        floor: 'privacy.sums-min-count'.
     """
     needed = max(floor, _EACH * (len(names) + int(has_intercept(settings.family))))
     count = len(patients.outcome)
@@ -224,10 +264,15 @@ def _count_faults(
 
 
 def _event_faults(events: Floats, needed: int) -> Iterator[str]:
-    """Yield a sentence for each reason why a hospital has too few events for Cox's model.
+    """Yield the reasons why a hospital has too few events for Cox's model, a sentence for each.
 
-    ``events`` (n,) is 1 for each patient with an event, otherwise 0. At least ``needed`` events are
-    needed.
+    Without any event, the first sentence says that the patients tell nothing about the hazard. If
+    there are fewer than ``needed`` events, a sentence says so. With enough events nothing is
+    yielded.
+
+    Args:
+        events: 1 for each patient with an event, otherwise 0, (n,).
+        needed: the minimum number of events.
     """
     if not events.any():
         yield "it has no event, so its patients say nothing about the hazard"
@@ -241,8 +286,11 @@ def _event_faults(events: Floats, needed: int) -> Iterator[str]:
 def _category_faults(categories: Mapping[str, Floats], floor: int) -> Iterator[str]:
     """Yield a sentence for each two-valued column in which one value has too few patients.
 
-    Each value needs at least ``floor`` patients. ``categories`` has each column's values (n,).
-    Missing values are not counted.
+    Columns with any other number of values are not checked. Missing values are not counted.
+
+    Args:
+        categories: the values of each column (n,), by the column's name.
+        floor: the fewest patients for each of the two values.
     """
     for name, values in categories.items():
         levels, counts = np.unique(values[~np.isnan(values)], return_counts=True)

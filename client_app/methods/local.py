@@ -41,9 +41,17 @@ def send_class_means(
 ) -> Outgoing:
     """Build the reply with each class's mean of a vector per sample, and store ``network``.
 
-    ``rows`` maps inputs to the vectors (batch, d). Means leave as ``<prefix><class>``. A class with
-    fewer training samples than ``least`` or 'privacy.sums-min-count' is left out. In a private run
-    the means get noise and cost epsilon.
+    The means are over this site's training samples. A class with fewer than ``least`` or
+    'privacy.sums-min-count' samples is left out. In a private run the means get noise, and their
+    epsilon is charged to the site's ledger. The reported sample counts then decide which classes
+    are left out, not the true ones.
+
+    Args:
+        lab: the lab of the message.
+        network: the site's own network, which computes the vectors.
+        prefix: each mean is sent as ``<prefix><class>``.
+        rows: maps inputs (batch, *input_shape) to the vectors (batch, d).
+        least: the minimum number of samples of a class.
     """
     least = max(least, lab.common.sums_min_count)
     means = class_means(network, lab.silo, lab.compute, rows, least, lab.privacy.means())

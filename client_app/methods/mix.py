@@ -22,11 +22,17 @@ class MixSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train on the pooled data of all sites, or only measure if this site is not the trainer.
 
-        The server asks only the trainer for arrays. Any other site reports the received model's
-        loss on its training samples as its training loss.
+        The trainer is the site from which the server asks for arrays. If the server asks for
+        metrics, every site first measures the received model.
+
+        - The trainer trains on the samples of all sites, and sends the network. The number of steps
+          is 'train.local-steps' times the number of sites. If that setting is 0, it trains for
+          'train.local-epochs' epochs.
+        - Any other site trains nothing and sends no arrays. It reports the received model's loss on
+          its training samples, under the usual key of a training loss (``trained.train.loss``).
 
         Raises:
-            SiteError: the trainer is not a simulated site.
+            SiteError: this site is the trainer, but this is not a simulation.
             DataError: the data of a site cannot be loaded.
         """
         network = cast(TokenClassifier, lab.open())
@@ -51,8 +57,8 @@ class MixSite(SiteMethod):
 def pooled_training_data(lab: Lab) -> Split:
     """Load the training samples of all sites in the run, and join them into one split.
 
-    The server's message gives the sites and their order. A table is standardised for each site
-    separately.
+    The server's message lists the sites, and the samples follow in the order of this list. A table
+    is standardised for each site separately, as in that site's own training.
 
     Raises:
         SiteError: this is not a simulation.

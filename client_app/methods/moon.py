@@ -49,8 +49,9 @@ class MoonSite(SiteMethod):
         """Train towards the global model's representations, and away from the previous model's.
 
         Representations are the outputs of the projection head. The previous model is the one that
-        this site trained in its last round. In the first round only the task's loss is used. The
-        trained network is sent with its head, and also stored.
+        this site trained and stored in its last round. In the site's first round there is none, and
+        only the task's loss is used. The trained network and its head are sent to the server, and a
+        copy of both is stored as the next round's previous model.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -63,10 +64,20 @@ class MoonSite(SiteMethod):
     def _contrastive_objective(
         self, network: TokenClassifier, stored: dict[str, Tensor]
     ) -> StackableLoss | None:
-        """Build the task's loss plus mu times the model-contrastive loss (eq. 4).
+        """Build MOON's loss: the task's loss plus mu times the model-contrastive loss (eq. 4).
 
-        The contrastive loss pulls representations towards those of ``network`` as it is now, and
-        away from those of the ``stored`` previous model. Without a stored model the result is None.
+        The contrastive loss pulls the network's representations (the projection head's outputs)
+        towards those of the global model, and pushes them away from those of the site's previous
+        model. Both models are fixed copies. mu is 'moon.contrast-mu', and the temperature is
+        'moon.contrast-temperature'.
+
+        Args:
+            network: the network to train. A frozen copy of its present state is the global model.
+            stored: the arrays of the site's previous model; empty in the site's first round.
+
+        Returns:
+            The loss, or None if ``stored`` is empty. The network is then trained with the task's
+            loss alone.
         """
         if not stored:
             return None
@@ -84,8 +95,14 @@ class MoonSite(SiteMethod):
     ) -> Tensor:
         """Compute a batch's loss (eq. 4): the task's loss plus mu times the contrastive loss.
 
-        The fixed model ``incoming`` attracts the representations, and ``previous`` repels them. mu
-        is 'moon.contrast-mu'.
+        mu is 'moon.contrast-mu'. The fixed models get no gradients.
+
+        Args:
+            batch: the inputs and labels. ``criterion`` computes the task's loss, and ``mean`` turns
+                values per sample into the loss's form.
+            network: the network in training.
+            incoming: the fixed global model, which attracts the representations.
+            previous: the site's fixed previous model, which repels them.
         """
         tokens = network.encode(batch.inputs)
         task = batch.criterion(network.classify(network.features(tokens)), batch.labels)

@@ -64,9 +64,14 @@ class PICSRSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network of the stage: all experts with the router, or a single classifier.
 
-        In the router stage, a received router weighs all sites' classifiers for each sample. In any
-        other stage the classifier has the run's initial weights, or else received, stored or random
-        ones.
+        The server's message names the stage. In the router stage, the network has all sites'
+        experts (their own classifiers) and the router, which weighs the experts for each sample.
+        Experts, router and the sites' prototypes are all received.
+
+        Any other stage has a single classifier. All its weights come from the first of these
+        sources that is not empty: the run's initial arrays, all received arrays, the stored arrays.
+        If all are empty, they are drawn from the seed. Arrays with a '/' in their names are
+        ignored.
 
         Raises:
             SettingError: the arrays do not fit the network.
@@ -82,11 +87,15 @@ class PICSRSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the network of this round's stage, and choose which arrays leave.
 
-        - In "warmup" the shared network is sent.
-        - In "experts" this site's own classifier is stored, and sent on request.
-        - In "router" only the router is sent. It weighs the sites' classifiers for each sample.
+        The server's message names the stage. If the server asks for metrics, the network is
+        measured before the training.
 
-        The network is measured first, if the server asks for metrics.
+        - "warmup": the shared network is trained and sent.
+        - "experts": this site's own classifier, its expert, is trained and stored. If the server
+          asks for arrays, the expert is sent too, with the site's prototype (the mean of its
+          training inputs).
+        - "router": only the router is trained and sent. It weighs the sites' experts for each
+          sample. The learning rate is 'picsr.router-learning-rate', and the weight decay is 0.
         """
         network, stage = lab.open(), _stage(lab)
         lab.measure(network)
@@ -107,9 +116,15 @@ class PICSRSite(SiteMethod):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the network to measure, as a list with one entry.
 
-        In the router stage, each prediction also gets the weight of each site's classifier, as
-        ``weight.<site>``. A split's metrics then summarise these weights, if it has enough samples
-        ('picsr.prototype-min-count', 'privacy.sums-min-count').
+        In the router stage, a router weighs all sites' experts (classifiers) for each sample. The
+        measurement then also has the router's weights:
+
+        - Each sample's prediction gets the weight of each expert, as ``weight.<site>``.
+        - The metrics of a split get a summary of these weights. The split needs at least
+          'picsr.prototype-min-count' samples, and at least 'privacy.sums-min-count', which the
+          hospital may raise.
+
+        In any other stage ``network`` is measured as usual.
         """
         if _stage(lab) != ROUTING_STAGE:
             return [Measured(network)]

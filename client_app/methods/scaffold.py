@@ -16,9 +16,16 @@ class SCAFFOLDSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train with corrected gradients, and send the mean update per step and a control variate.
 
-        c is the server's control variate, and c_i this site's, 0 at first. Each step adds (c - c_i)
-        / learning rate to the gradient. c_i becomes the learning rate times the mean gradient
-        without this addition. The received model is measured first, if requested.
+        c is the server's control variate and c_i this site's, both in units of learning rate times
+        gradient. c_i was stored with the last reply that the server used, and is 0 if there is
+        none. Each step adds (c - c_i) / learning rate to the gradient. The new c_i, which is
+        stored, is the learning rate times the mean gradient of these steps without this addition.
+        The reply has:
+
+        - received + (trained - received) / steps for each weight, and batch norm's statistics as
+          trained,
+        - c plus the new c_i minus the old c_i,
+        - 1 / steps as a metric.
         """
         network, rate, received = lab.open(), lab.common.learning_rate, lab.arrays()
         lab.measure(network)

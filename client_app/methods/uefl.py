@@ -75,8 +75,9 @@ class UEFLSite(SiteMethod):
     def uncertainty(self, lab: Lab) -> Outgoing:
         """Report the mean entropy of the received model's predictions on validation data (eq. 8).
 
-        No arrays are sent. If the hospital has its own cap on epsilon, the metric gets noise.
-        Otherwise there must be validation samples.
+        It is the only metric, and no array leaves. If the hospital has its own cap on epsilon, the
+        metric gets noise. Without such a cap there must be validation samples, which is not checked
+        here.
         """
         if lab.session.cap:
             lab.measure_privately(lab.open(), "val", ("uncertainty",), ("entropy",))
@@ -89,12 +90,18 @@ class UEFLSite(SiteMethod):
     def centroids(self, lab: Lab) -> Outgoing:
         """Cluster the features of this site's training samples, and send the centroids.
 
-        They start or refresh the server's codebook, a set of learned vectors. A centroid needs
-        enough features ('uefl.centroid-min-count') and samples. For a new "gaussian" codebook, only
-        the number of vectors is reported.
+        The server asks for centroids to start a new codebook (a set of learned vectors) or to
+        refresh the first one. To start one with 'uefl.codeword-start' "gaussian", the server draws
+        the vectors itself. Nothing is clustered or sent then, and only their number 'uefl.codes' is
+        reported.
+
+        In any other case K-means (section 3.2) starts from random samples. A centroid needs at
+        least 'uefl.centroid-min-count' features, and as many samples as the hospital's
+        'sums-min-count'. The centroids are sent with their numbers of features, and the number of
+        centroids is reported.
 
         Raises:
-            RefusedError: the run is private, and centroids have no noise.
+            RefusedError: centroids are needed but the run is private, and centroids have no noise.
         """
         network, own = cast(UEFLNetwork, lab.open()), self.settings
         refreshes = CentroidNotes.from_values(lab.instruction.notes).refreshes
@@ -119,7 +126,9 @@ class UEFLSite(SiteMethod):
         """Return the networks to measure, the first of which also reports its codeword use.
 
         A codeword is a learned vector that replaces similar segments of the encoder's outputs. The
-        report has the perplexity of the use (eq. 11) and the distance to the codewords.
+        report has the perplexity of the use (eq. 11) and the distance to the codewords. The
+        networks and other metrics are those of ``SiteMethod.measured``, such as the vacuity of an
+        evidential network.
         """
         uefl = cast(UEFLNetwork, network)
         plain, *others = super().measured(lab, network)

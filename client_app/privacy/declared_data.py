@@ -66,9 +66,10 @@ class DeclaredData:
     def of(cls, silo: Silo) -> "DeclaredData":
         """Build the declaration for a silo, with its label counts rounded down.
 
-        A declaration has the facts about the data that the server may learn at trust 'sums'. A
-        count keeps its first three binary digits and becomes a multiple of 4: 199 becomes 192, and
-        3 becomes 0.
+        A declaration has the facts about the data that the server may learn at trust 'sums', but no
+        samples. A count keeps its first three binary digits and becomes a multiple of 4: 199
+        becomes 192, and 3 becomes 0. The field ``samples``, a digest of the settings that choose
+        the samples, stays empty.
         """
         at_least = {}
         for split, counts in silo.label_counts().items():
@@ -127,12 +128,22 @@ def round_down(count: int) -> int:
 def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Silo]) -> DeclaredData:
     """Return a data set's stored declaration, or read the data and store a new declaration.
 
-    A declaration has rounded sample counts. Another way to read the same samples, such as another
-    image size, gets the earlier counts. ``load`` is called only without a stored declaration.
+    A declaration has rounded sample counts, which the server gets instead of the exact ones. There
+    is one for each data set and for each way to read it. Another way to read the same samples, such
+    as another image size, gets the counts of the earlier declaration. Otherwise a server could have
+    the samples counted again and see when a count changes. For the same reason this function
+    deletes no declaration.
+
+    Args:
+        folder: the folder that the hospital keeps over all runs.
+        settings: the run's settings with the hospital's own folders.
+        load: reads the data; called only without a stored declaration.
 
     Raises:
-        RefusedError: 100 other declarations are stored already.
+        RefusedError: 100 other declarations are stored already, and only the hospital can remove
+            them.
         DataError: the data cannot be read.
+        CheckpointError: the file is damaged or cannot be written.
     """
     file: OwnFile[dict[str, DeclaredData]] = OwnFile(
         folder / FILE,
@@ -168,8 +179,9 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
 def _decisive(settings: CommonSettings) -> dict[str, Value]:
     """Return the settings that decide which samples a site has and how they are read, by key.
 
-    They belong to the data set and its partition. Without folds, the number of the fold is left
-    out, because it decides nothing.
+    They are 'dataset', the settings that this data set uses, and 'split.partition' with the
+    settings of ``cut_keys``. Without test folds, the number of the test fold is left out, because
+    it decides nothing. The same holds for validation folds.
     """
     read = {"dataset", "split.partition", *data_set(settings.dataset).settings}
     values = as_mapping(settings)

@@ -50,12 +50,16 @@ class Ledger:
     def spend(self, releases: Releases) -> None:
         """Add releases to this ledger and to the hospital's ledger, if there is one.
 
-        A release is one noisy result, such as one DP-SGD step. ``releases`` maps (noise multiplier,
-        sampling rate) to a number. The caller makes the releases only afterwards.
+        A release is one noisy result, such as one DP-SGD step. The caller makes it only afterwards.
+        The ledgers are locked during the call, so messages that are answered at the same time wait
+        for each other.
+
+        Args:
+            releases: (noise multiplier, sampling rate) -> number of releases.
 
         Raises:
             EpsilonSpentError: epsilon would exceed a cap. Neither ledger changes.
-            CheckpointError: a ledger is unusable.
+            CheckpointError: a ledger is damaged, or cannot be written.
         """
         # One lock for both ledgers, so that no other run spends between the two entries
         with (self.hospital or self)._file().lock():
@@ -81,8 +85,16 @@ class Ledger:
     def _enter(self, more: Releases) -> None:
         """Enter releases in the hospital's ledger, if there is one, and then in this ledger.
 
-        ``more`` maps (noise multiplier, sampling rate) to a number of noisy results. If a cap would
-        be exceeded, nothing is entered in either ledger. A cap of 0 means none.
+        A release is one noisy result. The caller holds the lock. This ledger's cap on epsilon is
+        checked first, then the hospital's. If either cap would be exceeded, nothing is entered in
+        any ledger. A cap of 0 means no cap.
+
+        Args:
+            more: the releases to add: (noise multiplier, sampling rate) -> number.
+
+        Raises:
+            EpsilonSpentError: epsilon would exceed this ledger's cap or the hospital's.
+            CheckpointError: a ledger is damaged, or cannot be written.
         """
         before = self.releases()
         after = dict(before)
@@ -141,13 +153,15 @@ def ledger_mark(context: Context) -> LedgerMark | None:
 
 @contextmanager
 def require_newest_ledger(answering: Answering) -> Iterator[None]:
-    """Run the block only if the privacy ledger is not older than the audit log.
+    """Run the block, which answers a message, only if the ledger is not older than the audit log.
 
-    An older ledger would let the same epsilon be spent again. The check is made once, before the
-    block. A refusal names the site.
+    Each line of the log has the state that the hospital's privacy ledger had. An older ledger would
+    let the same epsilon be spent again. The check is made once, before the block
+    (``refuse_older_ledger``). The text of a refusal begins with the site's name.
 
     Raises:
-        RefusedError: the ledger is older or another one, or the log cannot be read.
+        RefusedError: the ledger is older than the audit log's last line or is another ledger, or
+            the log cannot be read.
         CheckpointError: the ledger is damaged.
     """
     context = answering.context
@@ -159,11 +173,18 @@ def require_newest_ledger(answering: Answering) -> Iterator[None]:
 def refuse_older_ledger(log: Path, context: Context) -> None:
     """Check that the privacy ledger is not older than the last line of the audit log.
 
-    This line has the number of noisy results in the ledger, and its digest. A missing ledger counts
-    as 0. An empty log passes.
+    Each line of the log has the state of the hospital's ledger of all runs: the number of releases
+    (noisy results) and the digest of the file. A missing ledger counts as 0 releases. The check
+    passes if the log is empty, or if its last line has no such state. A missing log is created
+    empty.
+
+    Args:
+        log: the audit log's path.
+        context: the node's context.
 
     Raises:
-        RefusedError: the ledger has fewer results, or as many with another digest.
+        RefusedError: the ledger has fewer releases than the log's last line, it has the same number
+            but another digest, or the log cannot be read.
         CheckpointError: the ledger is damaged.
     """
     # Read before the ledger, because messages that are answered at the same time spend too

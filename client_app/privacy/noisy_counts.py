@@ -47,11 +47,15 @@ _Kept = dict[str, NoisyCounts | Counts]
 def counts_noise(chosen_noise: float, hospital: Ledger) -> float:
     """Return the standard deviation of the noise on label counts, in patients.
 
-    It is ``chosen_noise``. If that is 0, it is computed between 0.5 and 10,000, so that one report
-    costs a quarter of the hospital's cap on epsilon.
+    It is ``chosen_noise``, unless that is 0. In that case it is computed so that one report costs a
+    quarter of the hospital's cap on epsilon. The computed value is at least 0.5 and at most 10,000.
+
+    Args:
+        chosen_noise: the hospital's 'counts-noise'.
+        hospital: the hospital's ledger of all runs, with its cap and delta.
 
     Raises:
-        SettingError: ``chosen_noise`` is 0, and no noise is enough for this cost.
+        SettingError: ``chosen_noise`` is 0, and no noise is enough for a quarter of the cap.
     """
     return chosen_noise or counts_noise_for(hospital.cap, hospital.delta)
 
@@ -64,12 +68,22 @@ def noisy_counts(
 ) -> Counts:
     """Return the label counts that a site reports, by split and class, with stored noise.
 
-    For data reported before, the stored counts are returned. For new data, noise is drawn and the
-    ledger is charged. If ``draw_again`` has paid for new noise, it is drawn first.
+    - For data that were never reported before, the ledger is charged. The noise is then drawn, and
+      the noisy counts are stored.
+    - For data that were reported before, the stored counts are returned. If the hospital has paid
+      for a new draw (``draw_again``), new noise is drawn and stored first, without a further
+      charge.
+
+    Args:
+        exact: the true number of samples of each class, by split.
+        data: values that change with the data, such as fingerprints, by name.
+        chosen_noise: the hospital's 'counts-noise', used for a first report (``counts_noise``).
+        hospital: the hospital's ledger of all runs.
 
     Raises:
-        EpsilonSpentError: a first report would exceed the cap.
-        CheckpointError: a file is unusable.
+        EpsilonSpentError: a first report would exceed the cap on epsilon.
+        SettingError: a first report needs noise, but ``counts_noise`` finds none for this cap.
+        CheckpointError: the stored counts or the ledger are damaged, or cannot be written.
     """
     file, key = _file(hospital), json_digest(sorted(data.items()))
     with file.lock():
@@ -100,12 +114,22 @@ def kept_counts(hospital: Ledger) -> dict[str, NoisyCounts]:
 def draw_again(chosen_noise: float, hospital: Ledger) -> float:
     """Charge the ledger for new noise on all stored counts, which the next run will draw.
 
-    Returns the standard deviation of this noise, in patients. A report whose new draw is already
-    paid for is not charged again.
+    Each stored report of counts is charged once. A report whose new draw is already paid for but
+    not yet made costs nothing, and keeps the standard deviation of the earlier payment. If no
+    counts are stored, nothing is charged.
+
+    Args:
+        chosen_noise: the hospital's 'counts-noise' (``counts_noise``).
+        hospital: the hospital's ledger of all runs.
+
+    Returns:
+        The standard deviation of the noise of the draws that are charged now, in patients.
 
     Raises:
-        EpsilonSpentError: the draws would exceed the cap on epsilon. Nothing is charged.
-        SettingError: no noise is enough for this cap.
+        EpsilonSpentError: the draws would exceed the cap on epsilon. Nothing is charged or stored
+            then.
+        SettingError: ``chosen_noise`` is 0, and ``counts_noise`` finds no noise for this cap.
+        CheckpointError: the stored counts or the ledger are damaged, or cannot be written.
     """
     file, noise = _file(hospital), counts_noise(chosen_noise, hospital)
     with file.lock():
@@ -140,8 +164,17 @@ def _read(file: OwnFile[_Kept]) -> dict[str, NoisyCounts]:
 def _add_noise(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
     """Return counts with Gaussian noise, rounded and at least 0, by split and class.
 
-    ``noise`` is the standard deviation in patients. A validation or test split whose noisy total is
-    small gets only zeros. The training split keeps at least one sample.
+    The counts of an empty split get noise too, because its emptiness is information. Two further
+    rules use only noisy counts:
+
+    - All counts of a validation or test split become 0 if their total is at most 2.5 standard
+      deviations of the total's noise.
+    - If all counts of the training split are 0, its first class gets 1, because training needs a
+      sample.
+
+    Args:
+        exact: the true number of samples of each class, by split.
+        noise: the standard deviation of the noise, in patients.
     """
     sizes = [len(counts) for counts in exact.values()]
     flat = torch.tensor([*chain.from_iterable(exact.values())], dtype=torch.int64)

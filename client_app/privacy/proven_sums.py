@@ -39,12 +39,20 @@ def prove_sum(
 ) -> ProvenSum:
     """Check the server's proof of a secret sum, and compute the sum from the proof.
 
-    The proof has each site's masked part and mask seed. Their hash must equal the site's seal,
-    which all sites signed. ``samples`` scales the sites' weights.
+    The proof has each site's masked part, and the seed of the site's own mask, which no other site
+    shares. A seal is the hash of a part and this seed. All sites signed all seals when the sum was
+    made. The proof is right if it has exactly the sites of the stored seals, and each part with its
+    seed fits the stored seal.
+
+    Args:
+        record: the message's record of secure aggregation, with the proof.
+        seals: the seal of each site's part, by site, as this site has stored them.
+        common: the run's settings.
+        samples: 'secure-samples', the number of samples that scales each site's weight in the sum.
 
     Raises:
-        SiteError: the proof is missing or malformed.
-        RefusedError: no seals are stored, or the proof differs.
+        SiteError: the record has no proof, or a malformed one.
+        RefusedError: this site has stored no seals, or the parts do not fit the seals.
     """
     if not seals:
         raise RefusedError(
@@ -65,8 +73,15 @@ def prove_sum(
 def _add_up(proof: SumProof, common: CommonSettings, samples: int) -> ProvenSum:
     """Add up the masked parts of all sites in a proof, and remove the masks from the sum.
 
-    ``samples`` is the number that scales each site's weight. If the sum counts no training sample,
-    ``totals`` is empty.
+    The masks that pairs of sites share cancel, because no site is missing. Each site's own mask,
+    which no other site shares, is subtracted: the proof has its seed. The arithmetic is that of the
+    server (``SecureSum.mean``), so that site and server get the same bits. If the sum counts no
+    training sample, for example because all sites have failed, ``totals`` is empty.
+
+    Args:
+        proof: the proof, which is already checked.
+        common: the run's settings.
+        samples: 'secure-samples', the number of samples that scales each site's weight in the sum.
     """
     sums: dict[str, Words] = {}
     for arrays in proof.parts.values():
@@ -76,7 +91,6 @@ def _add_up(proof: SumProof, common: CommonSettings, samples: int) -> ProvenSum:
     sums = mask_arrays(sums, [], proof.own_masks.values())
     counted, failed = map(int, sums[COUNTS])
     sites = sorted(proof.parts)
-    # The arithmetic of the server (``SecureSum.mean``), so that both get the same bits
     quantiser = quantisation(common, len(sites), samples)
     totals: dict[str, Floats] = {}
     if not counted:  # all sites have failed
@@ -108,11 +122,15 @@ def refuse_missing(sites: Iterable[str], expected: Iterable[str]) -> None:
 def refuse_other_seal(seals: Mapping[str, str], site: str, own: str) -> None:
     """Check that the server's list has the seal of the masked part that this site has sent.
 
-    A seal is a hash of a site's masked part. ``seals`` maps each site to its seal, and ``own`` is
-    this site's.
+    A seal is a hash of a site's masked part. The sites sign the list before the sum is unmasked.
+
+    Args:
+        seals: the server's list, as the seal of each site's part by site.
+        site: this site.
+        own: the seal of the part that this site has sent.
 
     Raises:
-        RefusedError: the list has no seal for this site, or a different one.
+        RefusedError: the list has no seal for this site, or a different seal.
     """
     if seals.get(site) != own:
         raise RefusedError(

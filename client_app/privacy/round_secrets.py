@@ -74,9 +74,14 @@ class RoundSecrets:
     def masks(self, site: str, bound: bytes) -> tuple[list[bytes], list[bytes]]:
         """Return the keys of the masks that ``site`` adds, and the keys of those that it subtracts.
 
-        Each pair of sites shares a mask, which one adds and the other subtracts, so it cancels in
-        the sum. The first key to add is that of the site's own mask. ``bound`` is a digest on which
-        shared masks depend.
+        Each pair of sites shares one mask. The site whose name sorts first adds this mask, and its
+        partner subtracts it, so that the mask cancels in the sum. The first key to add is that of
+        the site's own mask, which no other site shares.
+
+        Args:
+            site: this site.
+            bound: a digest of the received model and the names of the masked arrays. Shared masks
+                depend on it.
         """
         added, subtracted = [self.own_mask], []
         for other in self.partners:
@@ -92,9 +97,13 @@ class RoundSecrets:
     def seal_shares(self, site: str) -> dict[str, bytes]:
         """Split this site's two secrets into shares, and encrypt a pair of shares per other site.
 
-        The secrets are its own mask's seed and its masking key. Any ``threshold`` shares of a
-        secret reconstruct it, and fewer reveal nothing. This site's own pair goes into
-        ``own_shares``. The encrypted pairs are returned by site.
+        The secrets are the seed of this site's own mask and its masking key. Each pair has one
+        share of either secret. Any ``threshold`` shares of a secret reconstruct it, and fewer
+        reveal nothing. The pair that this site holds itself is put into ``own_shares``. The caller
+        writes the file.
+
+        Returns:
+            The encrypted pairs, by the site that can open them.
         """
         sites, place = self.sites, self.sites.index(site)
         # Shamir shares: any ``threshold`` of them reconstruct a secret, fewer reveal nothing
@@ -115,8 +124,16 @@ class RoundSecrets:
     def open_shares(self, site: str, received: Mapping[str, bytes]) -> dict[str, Shares]:
         """Open the shares that the other sites in the sum have encrypted for ``site``.
 
-        A share is a part of a site's secret. The result is by the site that the secrets belong to,
-        and includes ``site``. A site whose shares are missing or cannot be opened is left out.
+        A share is a part of a site's secret, and enough shares together reconstruct the secret. If
+        a pair of shares is missing or cannot be opened, its site is left out of the result.
+
+        Args:
+            site: this site.
+            received: the encrypted shares, by the site that made them.
+
+        Returns:
+            The shares, by the site whose secrets they belong to. They include the shares of its own
+            secrets that ``site`` holds.
         """
         sites, place = self.sites, self.sites.index(site)
         shares = {site: Shares(*self.own_shares)}
@@ -135,12 +152,19 @@ class RoundSecrets:
     def refuse_few(self, site: str, sites: list[str], what: str) -> None:
         """Check that the server's list of sites has the right form and enough sites.
 
-        It must be sorted, with ``site`` and only sites that have keys. ``what`` completes the
-        error's text, such as "have sent their weights".
+        The list must be sorted, with each site once, only sites that have keys, and ``site`` among
+        them. It needs at least ``threshold`` sites ('secure.threshold'), because a sum over fewer
+        would reveal individual updates.
+
+        Args:
+            site: this site.
+            sites: the server's list.
+            what: the words after the number of sites in the error's text, such as "have sent their
+                weights".
 
         Raises:
-            SiteError: the list has another form, or no keys are stored yet.
-            RefusedError: the list has fewer than ``threshold`` sites.
+            SiteError: the list has another form, or this object has no keys of the sites yet.
+            RefusedError: the list has fewer sites than the threshold.
         """
         if not self.keys:
             raise SiteError("the keys of this round were not shared with this site yet")
@@ -165,13 +189,18 @@ def refuse_list(
 ) -> None:
     """Check that a list of sites is sorted, without duplicates, and has only known sites.
 
-    Unless ``with_own`` is False, this site must be in it. ``what`` completes the error's text after
-    "sites that", such as "make keys".
+    Signatures cover the list as text, so every site must write the list in the same way.
+
+    Args:
+        site: this site.
+        sites: the server's list.
+        known: the sites that the list may have, such as those with keys.
+        what: the words after "sites that" in the error's text, such as "make keys".
+        with_own: whether this site must be in the list.
 
     Raises:
         SiteError: the list breaks one of these rules.
     """
-    # Signatures cover the list as text, so every site must write it in the same way
     must = "be sorted, with each site once and only known sites"
     if with_own:
         must += ", and include this site"

@@ -107,14 +107,16 @@ class SecureSite:
     def answer(self, phase: str) -> ConfigRecord:
         """Answer a phase of secure aggregation that trains nothing.
 
-        The phases make keys, share secrets, sign the list of sites, and return the shares that
-        unmask the sum.
+        - "secure-keys" makes this site's keys.
+        - "secure-shares" makes shares of this site's secrets for the other sites.
+        - "secure-agree" signs the list of sites in the sum.
+        - Any other phase returns the shares with which the server unmasks the sum.
 
         Raises:
-            SiteError: the message is malformed, or keys are missing.
+            SiteError: the message is malformed, or the site has no keys for this round.
             RefusedError: the answer would reveal more than a sum.
-            SettingError: no threshold is possible.
-            CheckpointError: a file is unusable.
+            SettingError: no threshold is possible for the number of sites.
+            CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
         with lock_secrets(self.folder):
             if phase == SECURE_KEYS:
@@ -133,12 +135,24 @@ class SecureSite:
     ) -> dict[str, Words]:
         """Quantise, weight and mask this site's updates and metrics, as uint32 arrays by name.
 
-        The weight follows from the number of samples. A site that failed masks zeros.
-        ``scaled_metrics`` are 0 to 1, or None without a value. Keys never mask two different sums.
+        The weight follows from the site's number of samples. A site that failed masks zeros. The
+        checks of ``prepare_masking`` are made again. Before anything leaves, a digest of the
+        numbers is stored, so that the same keys cannot mask other numbers after a restart.
+
+        Args:
+            updates: the trained minus the received arrays, clipped, by name.
+            received: all received NumPy arrays, named ``<record>/<array>``.
+            scaled_metrics: the metrics, each scaled to 0 to 1, by name; None for a metric without a
+                value.
 
         Raises:
-            SiteError: keys are missing, or the message is malformed.
-            RefusedError: the sum reveals too much.
+            SiteError: the site has no keys for this round, the list of sites is malformed, or the
+                site has masked 0 for the same received arrays before.
+            RefusedError: ``prepare_masking`` refuses. This round's sum was already unmasked with
+                other numbers of this site. The site has answered for the same received arrays
+                before, but fails now.
+            SettingError: the samples of all sites together do not fit into 32 bits.
+            CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
         with lock_secrets(self.folder):
             # Checked again under the lock, because another message may have used the keys since
@@ -165,14 +179,26 @@ class SecureSite:
     def prepare_masking(
         self, received: Mapping[str, Any], metrics: Sequence[str]
     ) -> tuple[RoundSecrets, list[str]]:
-        """Check that this site may mask its numbers, and return its secrets and the sum's sites.
+        """Check that this site may mask its numbers; return its secrets and the sites in the sum.
 
-        Nothing here depends on the site's data. The settings, the request and the sites must fit
-        earlier sums. All sites must measure a metric's split.
+        This is also called before the training. Nothing here depends on the site's data, so a
+        hospital that declares its data can refuse before they are opened.
+
+        Args:
+            received: all received NumPy arrays, named ``<record>/<array>``.
+            metrics: the names of the metrics that the server asks to sum.
+
+        Returns:
+            The round's secrets, and the names of the sites to mask with, including this site.
 
         Raises:
-            SiteError: keys are missing, or the list of sites is malformed.
-            RefusedError: the sum would reveal too much.
+            SiteError: the site has no keys for this round, or the list of sites is malformed.
+            RefusedError: the settings changed after the keys were signed, or the keys were used
+                before. Too few sites take part, or a site is missing from a sum that must be
+                proven. An earlier sum of this round or of the same arrays had other settings,
+                another request, or a site that is missing now. A metric belongs to a split that not
+                all sites measure.
+            CheckpointError: the site's secrets or its records of sums are damaged.
         """
         secrets = read_secrets(self.folder, self.round)
         # A site with its own 'secure-samples' would get a larger weight
@@ -206,12 +232,13 @@ class SecureSite:
     def refuse_after_failure(self, received: Mapping[str, Any]) -> None:
         """Check that this site did not fail in an earlier answer to the same received arrays.
 
-        A failed site added 0. A second answer would reveal its part as a difference of sums.
-        Without a record of earlier sums, as in a simulation, the check passes.
+        A site that fails adds 0. A second answer would reveal the site's own part, as the
+        difference between two sums. Without a record of earlier sums, as in a simulation, nothing
+        is checked.
 
         Raises:
             SiteError: the site failed on these arrays before.
-            CheckpointError: the record is damaged.
+            CheckpointError: the record of the sums is damaged.
         """
         if self.book and self.book.has_failed(arrays_digest(received).hex()):
             raise failed_before()
@@ -220,9 +247,9 @@ class SecureSite:
         """Check the proof of the last round's sum in the message, and return this sum.
 
         Raises:
-            SiteError: the proof is missing or malformed.
-            RefusedError: the proof does not fit the parts that all sites signed, or none are
-                stored.
+            SiteError: the message has no proof, or a malformed one.
+            RefusedError: the proof has other parts than those that all sites signed in the last
+                round, or this site has stored no signed sum of that round.
             CheckpointError: the record of the sums is damaged.
         """
         seals = UnmaskedSums(self.folder, self.round - 1).seals()
@@ -231,8 +258,15 @@ class SecureSite:
     def _request_digest(self, received: Mapping[str, Any], secrets: RoundSecrets) -> str:
         """Return a digest of everything in a request that decides which numbers this site masks.
 
-        It covers the instruction, the received arrays, the names to sum and the number of sites. It
-        is empty except at a hospital that declares its data.
+        Once a round's sum is unmasked, the site refuses requests of this round with another digest
+        (``UnmaskedSums.refuse_other_question``). The digest covers:
+
+        - the instruction without the run's folder,
+        - the names of the arrays and metrics to sum,
+        - the received arrays,
+        - the number of sites that have keys, on which the quantisation depends.
+
+        It is an empty string, except at a hospital that declares its data.
         """
         if self.instruction is None:
             return ""
@@ -246,8 +280,12 @@ class SecureSite:
     def _make_keys(self) -> ConfigRecord:
         """Make and store this site's keys of the round, and return the public keys, signed.
 
-        One key pair is for masks, and one encrypts shares. New keys replace those of an earlier
-        attempt. The record also has the splits that this site measures.
+        There are two key pairs: one for masks, and one to encrypt shares. The record also has the
+        public signing key, the digest of the settings, the splits that this site measures, and
+        'secure-samples'. The new keys replace those of an earlier attempt at this round.
+
+        Raises:
+            CheckpointError: the keys cannot be written.
         """
         masking, sealing = new_key_pair(), new_key_pair()
         public = masking.public, sealing.public
@@ -271,10 +309,20 @@ class SecureSite:
         return key_words(self.run, self.round, site, keys, self.terms, splits)
 
     def _share_secrets(self) -> ConfigRecord:
-        """Check all sites' keys, and return this site's secrets as encrypted shares for the others.
+        """Check all sites' keys, and return this site's secrets as shares for the other sites.
 
-        Enough shares reconstruct a secret. A hash of the own mask's seed lets the server verify it
-        later. A key that is not accepted raises a RefusedError.
+        Enough shares reconstruct a secret. A share is encrypted, and only the site that it is for
+        can open it. The record also has a hash of the seed of this site's own mask. With it the
+        server can later verify the seed that it reconstructs.
+
+        Raises:
+            SiteError: the server's lists of keys are malformed, or the site has no keys for this
+                round.
+            RefusedError: the sites' keys of this round were stored before, a key or signature is
+                not accepted (``_store_keys``), or the threshold is refused (``_refuse_threshold``).
+            SettingError: no threshold is possible for the number of sites.
+            CheckpointError: the site's secrets or its list of keys are damaged, or cannot be
+                written.
         """
         secrets = read_secrets(self.folder, self.round)
         # A second list of keys would bind the same secrets to other sites
@@ -295,10 +343,18 @@ class SecureSite:
         )
 
     def _store_keys(self, secrets: RoundSecrets) -> None:
-        """Check all sites' signed public keys, and put the keys into ``secrets``.
+        """Check all sites' public keys and their signatures, and put the keys into ``secrets``.
 
-        A repeated key or a wrong key of this site raises a RefusedError. So does a signing key that
-        the hospital has not confirmed. ``secrets`` also gets the splits that every site measures.
+        The keys come from the server's record. ``secrets`` also gets the splits that all sites
+        measure.
+
+        Raises:
+            SiteError: the server's lists differ in length, the sites are not sorted or lack this
+                site, or a signing key is malformed.
+            RefusedError: two sites have the same key, the server lists other keys under this site's
+                name, a signature does not match, or a signing key is not trusted here.
+            CheckpointError: the hospital's list of trusted signing keys is damaged, or cannot be
+                written.
         """
         sites, splits = read_texts(self.asked, "sites"), read_texts(self.asked, "splits")
         refuse_list(self.site, sites, sites, "make keys")
@@ -329,9 +385,18 @@ class SecureSite:
     def _refuse_threshold(self, threshold: int, sites: int) -> None:
         """Check the server's threshold against the run's settings and the hospital's limit.
 
-        The threshold is the number of sites whose shares together reveal a secret. It must hide
-        this site even if 'colluding-sites' others help the server. Otherwise a RefusedError is
-        raised.
+        The threshold is the number of sites whose shares together reveal a secret. The higher it
+        is, the more sites could collude with the server without learning this site's numbers
+        (``tolerated_colluders``).
+
+        Args:
+            threshold: the threshold that the server states.
+            sites: the number of sites that have keys.
+
+        Raises:
+            RefusedError: the threshold differs from that of the settings, or tolerates fewer
+                colluding sites than the hospital requires ('colluding-sites').
+            SettingError: no threshold is possible for this number of sites.
         """
         if threshold != needed_sites(self.common, sites):
             raise RefusedError(f"threshold {threshold} differs from the one of the run's settings")
@@ -345,10 +410,20 @@ class SecureSite:
             )
 
     def _sign_list(self) -> ConfigRecord:
-        """Sign and store the server's list of sites whose weights arrived. Return the signature.
+        """Sign and store the server's list of sites whose weights arrived; return the signature.
 
-        Only one list is signed, because two sums under the same keys would reveal single sites. A
-        second, different list or too few sites raise a RefusedError.
+        Two lists under the same keys would give two sums, whose difference reveals single sites.
+        Only one list is therefore signed, but it may be signed again. If the method proves its
+        sums, all sites must be in the list. The signature then also covers the seals (hashes) of
+        their masked parts.
+
+        Raises:
+            RefusedError: another list was signed before, or the list names a site that did not
+                mask. The list has too few sites. An earlier sum of this round or of the same arrays
+                was over other sites, or had other numbers from this site. With proven sums, a site
+                is missing, or the list has a wrong seal for this site.
+            SiteError: the list is malformed, or the site has no keys for this round.
+            CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
         secrets = read_secrets(self.folder, self.round)
         answered = read_texts(self.asked, "answered")
@@ -373,8 +448,25 @@ class SecureSite:
     def _unmask(self) -> ConfigRecord:
         """Return one share for each site, so that the server can unmask the sum.
 
-        If the site's weights arrived, it is the share of its own mask's seed. Otherwise it is the
-        share of its masking key. Both shares together would unmask the site's weights.
+        Each site has two secrets, and this site holds a share of both:
+
+        - For a site whose weights arrived, the share of the seed of its own mask is returned.
+        - For a site that dropped out, the share of its masking key is returned.
+
+        This site never returns both, because together they would unmask the other site's weights. A
+        site is left out if its encrypted shares are missing or cannot be opened. Before the record
+        is made, the sum is noted in this site's records, and this site's secrets are deleted.
+
+        Returns:
+            A record with the sites' names in ``of`` and their shares in ``shares``, in the same
+            order.
+
+        Raises:
+            SiteError: the lists in the message are malformed, or the site has no keys for this
+                round.
+            RefusedError: this site has signed no list of sites yet, or too few sites have validly
+                signed the same list (``_refuse_disagreement``).
+            CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
         secrets = read_secrets(self.folder, self.round)
         if not secrets.answered:
@@ -405,8 +497,14 @@ class SecureSite:
     def _refuse_disagreement(self, secrets: RoundSecrets) -> None:
         """Check that enough sites have signed the list of sites that this site has signed.
 
-        Otherwise a server could unmask a sum for each list. Valid signatures must reach the
-        threshold. With proven sums all sites must sign. Fewer raise a RefusedError.
+        The number of valid signatures must reach the threshold. If the method proves its sums, all
+        sites in the list must have signed it. Without this check, a server could show different
+        lists to the sites, and unmask a sum for each list.
+
+        Raises:
+            RefusedError: too few signatures are valid. The error gives their number and the number
+                needed.
+            SiteError: the lists of signers and signatures in the message are malformed.
         """
         signers = read_texts(self.asked, "signers")
         signatures = read_tokens(self.asked, "signatures", LONGEST_SIGNATURE)

@@ -68,12 +68,20 @@ class Signer:
     def refuse_unsigned(self, received: Sequence[SignedKeys]) -> None:
         """Check that each site has signed its keys of this round with a trusted signing key.
 
-        A hospital trusts a key if people at both hospitals have compared its code, a short hash. A
-        simulated site trusts the key derived from the run's seed.
+        Sites exchange keys for secure aggregation through the server, which could replace them. So
+        each site signs its keys. A hospital trusts a signing key if people at both hospitals have
+        compared its code, a short hash. A simulated site trusts the signing key derived from the
+        run's seed.
+
+        Args:
+            received: one entry for each site that has keys, this site included.
 
         Raises:
-            RefusedError: a signature does not match, or a signing key is not trusted.
-            SiteError: a public key is malformed.
+            RefusedError: a signature does not match, or a signing key is not trusted. The error
+                names the site.
+            SiteError: a public signing key is malformed.
+            CheckpointError: the hospital's list of signing keys, which stores each received code,
+                is damaged or cannot be written.
         """
         codes = {one.site: key_code(one.public) for one in received}
         for one in received:
@@ -86,13 +94,24 @@ class Signer:
 
 
 def signer_of(simulated: bool, seed: int, site: str, node_config: Mapping[str, Value]) -> Signer:
-    """Return a site's signing key, and the check that it makes on other sites' signing keys.
+    """Return a site's signing key, and the check that it makes on the signing keys of other sites.
 
-    A simulated site accepts only keys derived from the run's ``seed``. A hospital accepts only keys
-    whose codes people at both hospitals have compared. A hospital's missing key is made and stored.
+    A site signs its keys for secure aggregation with this key. A simulated site accepts only
+    signing keys that are derived from the run's seed. A hospital accepts only signing keys whose
+    codes people at the two hospitals have compared. If a hospital has no signing key yet, one is
+    made and stored.
+
+    Args:
+        simulated: whether the site is simulated.
+        seed: the run's seed, used only in a simulation.
+        site: the site's name.
+        node_config: the node's own config, used only at a hospital.
 
     Raises:
-        RefusedError: a hospital has no 'state-dir', an outdated entry or an unusable key.
+        RefusedError: a hospital's node config has no 'state-dir', or it has an entry of an older
+            version ('signing-key' or 'site-registry'). The error also means that the key file
+            cannot be used.
+        CheckpointError: the lock file in the hospital's folder cannot be written.
     """
     if simulated:
         return Signer(simulated_key(seed, site), lambda codes: _refuse_other_seed(seed, codes))
@@ -118,8 +137,13 @@ def signer_of(simulated: bool, seed: int, site: str, node_config: Mapping[str, V
 def _refuse_other_seed(seed: int, codes: Mapping[str, str]) -> None:
     """Check that each simulated site signs with the key that is derived from the seed and its name.
 
-    ``codes`` maps each site to the code, a short hash, of its public signing key. The RefusedError
-    names the first site with another key.
+    Args:
+        seed: the run's seed.
+        codes: the code (a short hash) of each site's public signing key, by site.
+
+    Raises:
+        RefusedError: a site signs with another key. The error names the first such site in
+            ``codes`` and the code of its key.
     """
     for site, code in codes.items():
         if code != key_code(public_text(simulated_key(seed, site))):
@@ -192,11 +216,12 @@ class KnownKeys:
         )
 
     def read(self) -> dict[str, KnownKey]:
-        """Read the list of other hospitals' signing keys, or {} if there is no list yet.
+        """Read the list of other hospitals' signing keys: an entry for each site.
 
-        An entry has three short hashes of public keys: ``compared`` by people, ``received`` last,
-        and last ``shown`` to a person here. A hash is "" if there is none. ``day`` is the day of
-        the comparison.
+        An entry has three codes, which are short hashes of a public key: ``compared`` is the code
+        that people compared, ``received`` the code that came last, and ``shown`` the code that a
+        person at this hospital last saw. A code is "" if there is none. ``day`` is the day of the
+        comparison. If the list does not exist, the result is empty.
 
         Raises:
             CheckpointError: the list is damaged.
@@ -206,8 +231,9 @@ class KnownKeys:
     def show(self) -> dict[str, KnownKey]:
         """Return the known signing keys by site, and record that a person now sees their codes.
 
-        A code is a short hash of a key. Once the code of a site's newest key is shown, a person can
-        confirm that key without typing the code.
+        For each site, the code (a short hash) of the key that it sent last becomes the code that
+        was shown. A person can later confirm a key without typing its code only if that code was
+        shown.
 
         Raises:
             CheckpointError: the list is damaged, or cannot be written.
@@ -223,11 +249,18 @@ class KnownKeys:
     def refuse_uncompared(self, own: str, own_code: str, codes: Mapping[str, str]) -> None:
         """Store the other sites' received key codes, and check that people have compared each code.
 
-        A code is a short hash of a public signing key. ``codes`` includes this site's code.
+        A code is a short hash of a public signing key. The codes are stored before any refusal, so
+        that people can look them up.
+
+        Args:
+            own: this site's name.
+            own_code: the code of this site's own signing key.
+            codes: the codes of all received signing keys by site, including this site's.
 
         Raises:
-            RefusedError: this site's code is wrong, or another key has changed since its comparison
-                or was never compared.
+            RefusedError: ``codes`` has another code for this site than ``own_code``, a key has
+                changed since it was compared, or a key was never compared. The error gives the
+                first of these faults in this order, with all sites that have it.
             CheckpointError: the list is damaged, or cannot be written.
         """
         others = {site: code for site, code in codes.items() if site != own}
@@ -260,8 +293,13 @@ class KnownKeys:
     def _note(self, codes: Mapping[str, str]) -> dict[str, KnownKey]:
         """Store the codes of the keys received from other sites, and return all known keys by site.
 
-        A code is a short hash of a key. New sites are left out if their name is invalid, or if the
-        list already has 200 sites.
+        ``codes`` maps each other site to the code (a short hash) of its key, which replaces the
+        code received earlier. A new site is left out if its name is not a valid site name. It is
+        also left out once the list has 200 sites, because a server could invent any number of
+        sites.
+
+        Raises:
+            CheckpointError: the list is damaged, or cannot be written.
         """
         with self.file.lock():
             known = self.read()
@@ -277,12 +315,20 @@ class KnownKeys:
     def mark(self, site: str, code: str = "") -> str:
         """Record that a person compared another site's key today, and return the key's code.
 
-        ``code`` is the short hash of the key that the other hospital read out. If it is "", the
-        newest received key counts as compared. This key must have been shown here.
+        The code is a short hash of the public key. Without ``code``, the key received last counts
+        as compared. That key must be the one that was last shown to a person here. Otherwise a
+        server could replace the key after the person saw it, and have the replacement recorded.
+
+        Args:
+            site: the site that has the key.
+            code: the code that the other hospital read out, in upper or lower case. A given code is
+                stored whichever key was received. "" for the key received last.
 
         Raises:
-            SettingError: the name or code is malformed, or the newest key was not shown.
-            CheckpointError: the list is unusable.
+            SettingError: the site's name or the code is malformed. Without ``code``, the error also
+                means that no key was received, or that the received key has changed since it was
+                shown.
+            CheckpointError: the list is damaged, or cannot be written.
         """
         with self.file.lock():
             known = self.read()
@@ -329,12 +375,14 @@ class KnownKeys:
 
 
 def own_code(folder: Path) -> str:
-    """Return the code of the hospital's signing key in ``folder``, or "" if there is no key.
+    """Return the code of the hospital's signing key in ``folder``; "" if there is no key.
 
     The code is a short hash of the public key, which people at two hospitals compare by telephone.
+    A missing key is not made.
 
     Raises:
-        RefusedError: the key file is unreadable, or its key is not an elliptic-curve key.
+        RefusedError: the key file cannot be read, or its key is not an elliptic-curve key.
+        CheckpointError: the folder's lock file cannot be written.
     """
     if not os.path.lexists(folder / KEY):
         return ""

@@ -32,15 +32,21 @@ class Summand:
         updates: Mapping[str, Tensor],
         scaled_metrics: Mapping[str, float | None],
     ) -> dict[str, Words]:
-        """Weight and quantise this site's numbers for a secret sum, as uint32 arrays by name.
+        """Weight and quantise this site's numbers for a secret sum; return uint32 arrays by name.
 
-        - Each of the ``updates``, the trained minus the received arrays, is multiplied by the
-          site's weight.
-        - ``COUNTS`` has the training samples, and 1 if the site failed, otherwise 0.
-        - ``METRICS`` has the weighted metrics, and ``MEASURED`` the samples behind each, sorted by
-          name.
+        - Each update is multiplied by the site's weight, which is proportional to its training
+          samples.
+        - ``COUNTS`` has two numbers: the training samples, and a 1 if the site failed, otherwise 0.
+        - If there are metrics, ``METRICS`` has their weighted values and ``MEASURED`` the samples
+          behind each value. Both arrays are sorted by the metrics' names.
 
-        A failed site's other numbers stand for 0.
+        A failed site returns the same names and shapes, and all numbers except that 1 stand for 0.
+
+        Args:
+            quantisation: maps numbers to integers. Its ``samples`` caps a site's weight and counts.
+            updates: the trained minus the received arrays, clipped, by name.
+            scaled_metrics: the metrics, each scaled to 0 to 1, by name; None for a metric without a
+                value.
         """
         own = weigh_site(quantisation, self._samples("train"))
         # The server divides by the total of the first count; the second tells how many sites failed
@@ -64,8 +70,14 @@ class Summand:
     ) -> int:
         """Return the number of samples behind a metric, which is its weight in the secret sum.
 
-        The number is the size of the split in the metric's name, such as "val.loss", capped at
-        ``quantisation.samples``. It is 0 if the metric is None or the site failed.
+        This number is the size of the metric's split, but at most ``quantisation.samples``. It is 0
+        if the metric has no value or the site failed.
+
+        Args:
+            name: the metric's name, which contains the split, as in "incoming.val.loss". If it
+                contains no split, training samples are counted.
+            scaled_metric: the metric, scaled to 0 to 1; None if it has no value.
+            quantisation: its ``samples`` is the largest number that a site may count.
         """
         if scaled_metric is None:
             return 0

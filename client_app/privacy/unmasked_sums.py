@@ -62,11 +62,16 @@ class UnmaskedSums:
     def refuse_missing_sites(self, partners: Sequence[str]) -> None:
         """Check that no site of this round's earlier sum is missing when the server repeats it.
 
-        A second sum would reveal a missing site's numbers by subtraction. Further sites may take
-        part. Without an earlier sum the check passes.
+        In secure aggregation, sites hide their numbers with masks, and the server unmasks only the
+        sum. A second sum over fewer sites would reveal the missing sites' numbers by subtraction.
+        Further sites may take part, because some may still drop out. Without an earlier sum the
+        check passes.
+
+        Args:
+            partners: the sites that take part in the new sum.
 
         Raises:
-            RefusedError: a site is missing. The error names the earlier sum's sites.
+            RefusedError: a site is missing. The error names the sites of the earlier sum.
             CheckpointError: the record of the sums is damaged.
         """
         # More sites may mask than before, because some may drop out; fewer cannot give the same sum
@@ -77,11 +82,19 @@ class UnmaskedSums:
     def refuse_other_question(self, question: str) -> None:
         """Check that a repeated request is unchanged if this round's sum is already unmasked.
 
-        ``question`` is the digest of the request. If it is "", nothing is checked. If only a later
-        round's sum is unmasked, every request is refused.
+        The check comes before the data are opened. Otherwise a server could choose a second request
+        that is refused only if one particular patient's data are there. The refusal would reveal
+        the patient.
+
+        If the sum of a later round is unmasked but not this round's, every request is refused.
+
+        Args:
+            question: the digest of the request. It is empty at a site that opens its data without
+                declaring their counts first. Then nothing is checked.
 
         Raises:
-            RefusedError: the request differs from the answered one, or comes too late.
+            RefusedError: the site answered another request of this round, or only a later round's
+                sum is unmasked. Neither depends on a patient.
             CheckpointError: the record of the sums is damaged.
         """
         if not question:
@@ -101,15 +114,19 @@ class UnmaskedSums:
     def refuse_other(self, weighed: str, answered: Sequence[str] = ()) -> None:
         """Check that this site does not contribute to a second, different sum of the same round.
 
-        The difference between two sums would reveal one site's numbers. Without an earlier sum the
-        check passes.
+        The server may repeat a round. An unmasked sum may be unmasked again only over the same
+        sites and with the same numbers from this site. Otherwise the difference between the two
+        sums would reveal one site's numbers. If no sum of this round was unmasked before, the check
+        passes.
 
         Args:
-            weighed: the digest of this site's weighted numbers, before masking.
-            answered: the sum's sites, sorted, or empty while unknown.
+            weighed: the digest of this site's weighted numbers, before they are hidden by masks.
+            answered: the sites of the sum, sorted; empty while they are not known. An empty list is
+                not compared.
 
         Raises:
-            RefusedError: the sites or the numbers have changed.
+            RefusedError: the sites, or this site's numbers, differ from those of the earlier sum.
+            CheckpointError: the record of the run's sums is damaged.
         """
         before = self._of_round()
         if before.sites and answered and list(answered) != before.sites:
@@ -127,10 +144,13 @@ class UnmaskedSums:
         return dict(zip(opened.sites, opened.seals, strict=False))
 
     def note(self, opened: RoundSum) -> None:
-        """Record that this round's sum may now be unmasked, in place of the round's earlier record.
+        """Record that this round's sum may now be unmasked; replace the round's earlier record.
 
-        ``opened`` has the sum's sites, and digests of the request and of this site's numbers. Only
-        the 3 highest rounds are stored.
+        Only the 3 highest rounds are kept. A server that resumes a run may go back by two rounds.
+
+        Args:
+            opened: the sum's sites, and digests of the request and of the numbers that this site
+                masked.
 
         Raises:
             CheckpointError: the record of the sums is damaged, or cannot be written.
@@ -211,12 +231,18 @@ class SummedBefore:
     def refuse_changed_sum(self, arrays: str, partners: Sequence[str]) -> None:
         """Check that a second sum over the same received arrays reveals no single site's part.
 
-        The settings must be those of the earlier sum, and all its sites must take part again.
-        Further sites may join. Arrays that were never summed pass. ``arrays`` is the digest of all
-        received arrays.
+        The run's settings must be those of the earlier sum. All sites of that sum must take part
+        again, and further sites may join. Otherwise the difference between the two sums would
+        reveal single sites' parts. Arrays that were never summed pass.
+
+        Args:
+            arrays: the digest of all received arrays.
+            partners: the sites that take part in the new sum.
 
         Raises:
-            RefusedError: the settings differ, or a site is missing.
+            RefusedError: the settings differ, or a site of the earlier sum is missing. Neither
+                depends on a patient.
+            CheckpointError: the record of the sums is damaged.
         """
         before = self._sums().get(self._key(arrays))
         if before is None:
@@ -234,14 +260,14 @@ class SummedBefore:
     def refuse_other_sites(self, arrays: str, answered: Sequence[str]) -> None:
         """Check that an earlier sum over the same received arrays was over exactly the same sites.
 
-        Without an earlier sum, the check passes.
+        If there was no earlier sum, the check passes.
 
         Args:
             arrays: the digest of all received arrays.
-            answered: the sites of the new sum, sorted.
+            answered: the sites of the sum that is requested now, in sorted order.
 
         Raises:
-            RefusedError: a site is missing or was added.
+            RefusedError: a site of the earlier sum is missing, or a site was added.
             CheckpointError: the record of the sums is damaged.
         """
         before = self._sums().get(self._key(arrays))
@@ -263,12 +289,20 @@ class SummedBefore:
     def note_part(self, arrays: str, failed: bool) -> None:
         """Record, before this site sends its part of a sum, whether the part is an answer or 0.
 
-        A failed site sends 0. A site never sends both for the same received arrays, because their
-        difference reveals the answer. ``arrays`` is the digest of these arrays.
+        A site sends 0 if it cannot answer. A server could subtract a sum with that 0 from a sum
+        with the answer, and so learn the answer. So a site never sends both for the same received
+        arrays, not even in two runs at the same time. The record cannot wait, because a server can
+        finish a sum without this site.
+
+        Args:
+            arrays: the digest of all received arrays.
+            failed: whether this site cannot answer and sends 0.
 
         Raises:
-            SiteError: the site sent 0 before, but can answer now.
-            RefusedError: the site answered before, but has failed now.
+            SiteError: the site has sent 0 for these arrays before, but now wants to answer.
+            RefusedError: the site has answered for these arrays before, but cannot answer now. The
+                server sees this refusal, which reveals less than the answer.
+            CheckpointError: the file is damaged, or cannot be written.
         """
         with self._file().lock():
             before = self._sums().get(self._key(arrays), UnmaskedSum([], "", False))
@@ -291,16 +325,17 @@ class SummedBefore:
     def note(self, arrays: str, answered: Sequence[str], failed: bool) -> None:
         """Record that this site took part in a sum, so that a repetition can be checked.
 
-        The record replaces an earlier one for the same received arrays. The newest 10,000 records
-        stay.
+        The record has the sites, a digest of the run's settings, and whether this site failed. An
+        earlier record for the same received arrays is replaced. Only the newest 10,000 records are
+        kept.
 
         Args:
             arrays: the digest of all received arrays.
-            answered: the sites in the sum.
-            failed: whether this site added 0.
+            answered: the sites whose parts are in the sum.
+            failed: whether this site could not answer and added 0.
 
         Raises:
-            CheckpointError: the file is damaged or cannot be written.
+            CheckpointError: the file is damaged, or cannot be written.
         """
         with self._file().lock():
             self._write(arrays, UnmaskedSum(list(answered), self.terms, failed, not failed))

@@ -61,9 +61,20 @@ def build_entry(
 ) -> dict[str, Any]:
     """Build the audit log's line for a message and its reply, as keys and JSON values.
 
-    The line has no values of the data. "records" counts the reply's names by pattern, such as
-    ``arrays/head.*``. ``outcome`` is "answered", "refused" or "failed". ``why`` is the reason, or
-    "" for the reply's error text. ``ledger`` is the privacy ledger's state, if there is one.
+    The keys are "time", "site", "run", "run-id", "kind" (the message's type), "method", "dataset",
+    "round", "phase", "outcome", "why", "records", "bytes-in" and "bytes-out", and "ledger" if there
+    is one. "records" counts the names of the reply's arrays and values by pattern, such as
+    ``arrays/head.*``. Values of the data are never logged. Names from the server are cut at 200
+    characters, and "why" at 1,000.
+
+    Args:
+        site: the site's name.
+        message: the server's message.
+        context: the node and the run.
+        reply: the reply that is about to leave.
+        outcome: "answered", "refused" or "failed".
+        why: the reason for a refusal or failure; empty to use the reply's error text.
+        ledger: the state of the hospital's privacy ledger; None without a ledger.
     """
     received, leaving = RecordDict(), RecordDict()
     reason = ""
@@ -100,11 +111,14 @@ def build_entry(
 def append_line(path: Path, line: dict[str, Any]) -> None:
     """Append a line to the audit log as JSON, flush it to the disk, and write the log's head.
 
-    The line gets a number and a check value, which are stored in the head, a file next to the log.
-    A missing or older ledger state is replaced by the last line's.
+    The line gets a number and a check value. The head is a file next to the log that stores these
+    two values of the last line. A line about an older ledger must not hide the newer state. So if
+    ``line`` has no ledger state, or one with fewer releases (charged answers), it gets the last
+    line's. Processes that share a log wait for each other.
 
     Raises:
-        RefusedError: the log or the head is unusable.
+        RefusedError: the log or the head cannot be read or written. The log is cut back to its old
+            size if the file system allows it. The error does not name the path.
     """
     import fcntl  # only on Linux and macOS, where hospitals' containers run
 
@@ -137,11 +151,12 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 def last_ledger(path: Path) -> LedgerMark | None:
     """Read the privacy ledger's state from the last complete line of the audit log.
 
-    The state has the number of answers charged to the ledger, and the digest of the ledger's file.
-    The result is None if the line has no state or the log is empty. A missing log is created.
+    The state has the number of releases (answers charged to the ledger) and the digest of the
+    ledger's file. The result is None if the line has no such state, or if the log is empty. A
+    missing log is created.
 
     Raises:
-        RefusedError: the log is unreadable.
+        RefusedError: the log cannot be opened or read. The error does not name the path.
     """
     with _open_log(path) as log:
         return _mark_of(_last_line(log, os.fstat(log).st_size))
@@ -150,8 +165,9 @@ def last_ledger(path: Path) -> LedgerMark | None:
 def _last_line(log: int, size: int) -> dict[str, Any]:
     """Return the last valid line of an open log of ``size`` bytes, or {} if there is none.
 
-    Only the last 64 KiB are read. A line that is cut short or damaged is skipped, and the line
-    before it is tried.
+    Only the last 64 KiB are read. A line that is not a JSON object or has a damaged ledger state is
+    skipped, and the line before it is tried. A power failure may have cut a line short. Its answer
+    never left the site.
     """
     # The log grows for years, so only its end is read
     tail = os.pread(log, _TAIL, max(0, size - _TAIL))
@@ -177,8 +193,14 @@ def _mark_of(line: dict[str, Any]) -> LedgerMark | None:
 def _last_link(path: Path, last: dict[str, Any]) -> Link:
     """Return the number and the check value after which the log's next line is numbered.
 
-    They come from the log's ``last`` line or from the head, a file next to the log. The higher
-    number wins. Without both, the number is 0.
+    They come from the log's last line or from the head, a file next to the log. The higher number
+    decides, and the head if the numbers are equal. A head with a higher number means that lines
+    were removed or the log was moved away. The line numbers then show a gap. Without a numbered
+    line and a head, the number is 0.
+
+    Args:
+        path: the log's path.
+        last: the log's last line; {} if it has none.
     """
     logged, head = link_of(last) or START, read_head(path) or START
     if head.number >= logged.number:

@@ -44,13 +44,20 @@ _SHARE = 0.9  # the share of the machine's memory that is allowed by default
 def enforce_bounds(answering: Answering) -> Iterator[None]:
     """Check a message against the hospital's limits, and run the block that answers the message.
 
-    The run's trust and settings are checked first. A site with a 'state-dir' also counts the
-    message, deletes old data, and limits the block's time and memory.
+    The hospital's 'trust' and its limits on settings are checked first. A site without a
+    'state-dir' makes no further checks. Any other site counts the message in the run book, its
+    record of answers. The block is stopped when its time or memory is used up.
+
+    The messages before a run, hellos and surveys, share a daily quota, and old cached data are
+    deleted first. For any other message, old runs' states are deleted first. Afterwards the
+    message's working time is added to its run.
 
     Raises:
-        RefusedError: the message or the run breaks a limit.
-        SiteError: the message is malformed.
-        CheckpointError: the record of messages is unusable.
+        RefusedError: the message or the run breaks a limit, or a setting is invalid. The error
+            names the key and says how to proceed.
+        SiteError: the message lacks an entry, such as the round, or its name of the run is not
+            allowed.
+        CheckpointError: the run book is damaged, or cannot be written.
     """
     message, context = answering.message, answering.context
     site = own_name(context)
@@ -90,9 +97,13 @@ def enforce_bounds(answering: Answering) -> Iterator[None]:
 def without_paths(text: str, context: Context) -> str:
     """Return an error's text without its paths, because the server must not learn them.
 
-    A path in the node config becomes its key, as in "(data-dir)/a.csv". Any other path, such as
-    "/a/b" or "file:/a", becomes "(a path of the site)". A web address such as "https://a.org/b"
-    stays.
+    A path that the node config names, such as its 'data-dir', becomes its key in round brackets, as
+    in "(data-dir)/a.csv". Any other path, such as "/a/b" or "file:/a", becomes "(a path of the
+    site)". A web address such as "https://a.org/b" stays.
+
+    A path ends at a space, quotation mark, comma, semicolon, colon or closing bracket. If one of
+    the next four words has a "/" inside or ends with a file extension, the path continues to that
+    word's end.
     """
     for key in _PLACES:
         folder = str(context.node_config.get(key, "")).rstrip("/")
@@ -105,14 +116,16 @@ def without_paths(text: str, context: Context) -> str:
 def watch_usage(seconds: float, megabytes: int) -> Iterator[None]:
     """Run a block, and raise an error in it once its time or the process's memory is used up.
 
-    Both limits are checked every half second, but only in the main thread.
+    A timer checks both limits every half second, and they are checked again after the block. The
+    switch of PyTorch's gradient recording is restored in the end. In any thread but the main thread
+    nothing is checked, because timers interrupt only the main thread.
 
     Args:
         seconds: the time limit for the block.
-        megabytes: the memory limit, where 0 means nine tenths of the machine's memory.
+        megabytes: the memory limit for the process; 0 for nine tenths of the machine's memory.
 
     Raises:
-        RefusedError: a limit is exceeded.
+        RefusedError: a limit is exceeded. The error names 'max-seconds' or 'max-memory'.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

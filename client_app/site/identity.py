@@ -46,12 +46,16 @@ class NodeCap:
 def site_settings(context: Context) -> CommonSettings:
     """Return the run's settings, overridden by this node's own folders, device and limits.
 
-    For 'sums-min-count', the cap on epsilon and its delta, the stricter value wins. A real site
-    ignores the run's folders and plugin files. The files in the result's 'plugin' are executed.
+    If run and node differ in 'sums-min-count', the cap on epsilon or its delta, the stricter value
+    wins. A real site ignores the run's folders and plugin files, and uses those of its node config.
+    The files in the result's 'plugin' are loaded, which executes them.
 
     Raises:
-        SettingError: a value or a plugin file is invalid.
-        RefusedError: a real site lacks the run's plugin, or its version.
+        SettingError: a value has the wrong type or is out of range. The error also means that a
+            value names a thing that neither fedsilo nor a plugin has, an unusable plugin file or a
+            forbidden weights file.
+        RefusedError: at a real site, 'split.silo-set' names a file, or the run needs a plugin that
+            the hospital lacks or has in another version.
     """
     settings, node = build_settings(CommonSettings, context.run_config), context.node_config
     own: dict[str, Any] = {}
@@ -80,8 +84,17 @@ def site_settings(context: Context) -> CommonSettings:
 def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettings:
     """Return a copy of the settings with the folders, plugin and backbone weights of this node.
 
-    A missing folder or plugin becomes "". Without 'backbone-weights' in the node config, the run's
-    file name becomes its path in the node's cache. A file in 'split.silo-set' is refused.
+    The run's own paths would let a server find out which files a hospital has. So the data folder
+    and the plugin come from the node config, and are empty if they are missing there. The cache
+    folder is that of ``own_cache``. If the node config has 'backbone-weights', its value
+    stays. Otherwise a file name from the run becomes a path in this node's cache, whether or not
+    the file exists.
+
+    Raises:
+        RefusedError: 'split.silo-set' names a file.
+        SettingError: the node config has no 'backbone-weights', and the run's
+            'vit.backbone-weights' is neither the plain name of a .safetensors file nor "timm",
+            "random" or empty.
     """
     if settings.silo_set not in ("", GAIA):
         raise RefusedError(
@@ -102,8 +115,14 @@ def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettin
 def _refuse_other_plugs(settings: CommonSettings) -> None:
     """Check that this hospital has the run's plugins, in the run's version.
 
-    A hospital has a plugin if 'plugin' in its node config lists the module, or if an installed
-    package offers the plugin. The versions are compared by digests of the files.
+    A hospital has a plugin if its node config lists the module in 'plugin', or if an installed
+    package offers the plugin by an entry point. Otherwise a server could execute any module here.
+    The versions are compared by digests of the plugin's files. A run without plugins passes.
+
+    Raises:
+        RefusedError: the hospital lacks a plugin, the plugin's files differ from those of the run,
+            or the run gives no digests.
+        SettingError: a setting names neither something that fedsilo has nor a plugin.
     """
     plugs, fault = plugs_of(settings), ""
     # A module is installed with all modules below it
@@ -138,8 +157,9 @@ def _refuse_other_plugs(settings: CommonSettings) -> None:
 def node_cap(context: Context) -> NodeCap:
     """Read the hospital's own cap on epsilon, which all its runs share, and the cap's delta.
 
-    Both values come from the node config. A missing cap is 0, which means no cap. A missing delta
-    is 1e-5.
+    Both values come from the node config. A missing value gets its default: a cap of 0, which means
+    no cap, and a delta of 1e-5. The site file is not read here, because its limits are first merged
+    into the node config.
 
     Raises:
         SettingError: a value has the wrong type or is out of range.
@@ -153,8 +173,12 @@ def node_cap(context: Context) -> NodeCap:
 def _weights_by_name(settings: CommonSettings) -> str:
     """Return the run's 'vit.backbone-weights', with a file name made a path in the site's cache.
 
-    Whether the file exists is not checked. The values "", "timm" and "random" stay. The file name
-    must have no folder, and must end in ".safetensors".
+    The path is in the cache's folder of backbones. Whether the file exists is not checked. The
+    values "", "timm" and "random" name no file and are returned unchanged.
+
+    Raises:
+        SettingError: the setting is not a plain file name without a folder, or does not end in
+            ".safetensors".
     """
     name = settings.backbone_weights
     if name in ("", "timm", "random"):
@@ -171,12 +195,14 @@ def _weights_by_name(settings: CommonSettings) -> str:
 def site_name(context: Context, settings: CommonSettings) -> str:
     """Return the node config's 'site' or, if that is missing, the name of the site's silo.
 
-    A silo is a site's part of the data set. 'partition-id' in the node config is its position, from
-    0.
+    A silo is a site's part of the data set. The node config's 'partition-id' is the position of the
+    silo, from 0, in the data set's list of silos.
 
     Raises:
-        SiteError: neither gives a name, or a hospital without 'site' has silos named after files.
-        DataError: the files that name silos are unusable.
+        SiteError: the node config has no 'site', and its 'partition-id' is missing or is not below
+            the number of silos. A real site also needs 'site' if the data set names silos after
+            files, because names of files must not leave the hospital.
+        DataError: the files that name the silos are missing or unusable.
     """
     if "site" in context.node_config:
         return str(context.node_config["site"])
@@ -219,11 +245,12 @@ def own_name(context: Context) -> str:
 def prefix_refusals(site: str) -> Iterator[None]:
     """Turn each refusal in the ``with`` block into a RefusedError that begins with "site <name>: ".
 
-    Before a site's first answer, the server does not know which site answers. A SettingError or a
-    RefusedError is a refusal. Other errors pass unchanged.
+    The server needs the name, because before a site's first answer it does not know which site
+    answers. The name is added even if the text begins with it already.
 
     Raises:
-        RefusedError: the block raised a refusal.
+        RefusedError: the block raised a SettingError or a RefusedError. Subclasses of the two count
+            too. Other errors pass unchanged.
     """
     try:
         yield

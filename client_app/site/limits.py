@@ -97,8 +97,13 @@ class Limits:
     def _reasons_against(self, settings: CommonSettings) -> Iterator[str]:
         """Yield a sentence for each of the hospital's limits that a run's settings break.
 
-        The limits concern batch sizes, a private run's noise and clip norms, the clip norm of sums,
-        and the number of messages. A round with secure aggregation counts five times.
+        The caller tells the server only the first sentence. The order is:
+
+        - 'train.batch-size' and 'train.micro-batch' must be 0 or at least 'minimum-batch'.
+        - A private run's clip norms and noise must be within the hospital's minimum and maximum.
+        - In a run at trust 'sums', 'secure.clip-norm' must equal the hospital's 'clip-norm'.
+        - The number of rounds must be below 'max-messages'. With secure aggregation a round counts
+          five times, because it needs four more messages.
         """
         sizes = {"train.batch-size": settings.batch_size, "train.micro-batch": settings.micro_batch}
         for key, size in sizes.items():
@@ -135,8 +140,9 @@ class Limits:
     def _reasons_against_noise(self, settings: CommonSettings) -> Iterator[str]:
         """Yield a sentence for each clip norm or noise multiplier outside the hospital's limits.
 
-        A private run has two of each, for the samples' gradients and for statistics such as class
-        means. A value equal to a limit is allowed.
+        A private run has two of each: one for the samples' gradients and one for statistics, such
+        as class means. A value equal to a limit is allowed. With an extreme value, a run would
+        train nothing and would only probe the site.
         """
         norms = self.minimum_clip_norm, self.maximum_clip_norm
         noises = self.minimum_noise, self.maximum_noise

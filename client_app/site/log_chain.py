@@ -38,8 +38,13 @@ START = Link(0, "")
 def add_link(line: Mapping[str, Any], before: Link) -> dict[str, Any]:
     """Return a copy of the audit log's next line, with its number and its check value.
 
-    The number is one above that of the line ``before``. The check value is a SHA-256 over the
-    numbered line and the check value of ``before``. For the first line, ``before`` is ``START``.
+    The number is one above that of the previous line. The check value is a SHA-256 over the
+    numbered line and the previous line's check value. So a later check finds altered or missing
+    lines.
+
+    Args:
+        line: the line's keys and values.
+        before: the number and the check value of the previous line; ``START`` for the first line.
     """
     numbered = {**line, NUMBER: before.number + 1}
     return {**numbered, CHECK: _check_value(numbered, before.check)}
@@ -71,10 +76,14 @@ def head_file(log: Path) -> Path:
 def read_head(log: Path) -> Link | None:
     """Read the number and the check value of a log's last line from the log's head.
 
-    The head is a JSON file next to the log. The result is None if the head is missing or malformed.
+    The head is a JSON file next to the log. The two values are not checked against the log.
+
+    Returns:
+        The two values. None if the head does not exist or is not a JSON object, or if a value is
+        missing or has the wrong type.
 
     Raises:
-        OSError: the head cannot be read, or is not a regular file.
+        OSError: the head exists but cannot be read, or is not a regular file.
     """
     try:
         content = json.loads(read_regular(head_file(log)))
@@ -99,9 +108,18 @@ def write_head(log: Path, last: Link) -> None:
 def find_breaks(lines: Sequence[Mapping[str, Any]], head: Link | None) -> Iterator[str]:
     """Yield a sentence for each place where an audit log's chain of lines is broken.
 
-    Each number must be one above the number before it. Each check value must fit its line and the
-    check value before it. A first line with a number above 1 is not verified. If ``head``, the mark
-    of the last line, is None, lines missing at the end are not found.
+    In an intact chain, each number is one above the number before it. Each check value is the
+    SHA-256 over its line and the check value before it. A first line with a number above 1 is not
+    verified, because it may continue another log. Lines without a number, from an earlier version,
+    may only stand before the first numbered line.
+
+    The head's check value must be in one of the lines. After a power failure this may be an earlier
+    line than the last one.
+
+    Args:
+        lines: the lines of one log, or of consecutive logs, in order.
+        head: the number and the check value of the last line, from the file next to the log. If it
+            is None, lines removed from the end are not found.
     """
     last: Link | None = None
     for line in lines:
@@ -133,8 +151,10 @@ def _follows(line: Mapping[str, Any], before: Link) -> bool:
 def _gap(last: int, following: int) -> str:
     """Describe in one sentence that line numbers of the log are missing or in the wrong order.
 
-    ``last`` is the number before the gap, or 0 at the start. ``following`` is the number after the
-    gap. If it is not above ``last``, the order is wrong.
+    Args:
+        last: the number of the line before the gap; 0 at the start of the log.
+        following: the number of the line after the gap. If it is not above ``last``, the order is
+            wrong.
     """
     first, end = last + 1, following - 1
     if end < first:

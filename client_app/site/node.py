@@ -95,9 +95,10 @@ def is_simulated(context: Context) -> bool:
 def context_of_simulated_site(message: Message, context: Context) -> Context:
     """Return the context of the one simulated site that a message is for.
 
-    In a simulation, one context serves several sites. The message's record ``SIMULATED_SITE`` names
-    the partition for the new context's node config, and is removed. Without this record, or at a
-    real hospital, ``context`` is returned unchanged.
+    In a simulation one SuperNode answers for several sites, but Flower has only one context for it.
+    The message's record ``SIMULATED_SITE`` names the site's partition. The new context has this
+    partition in its node config, and no stored state. The record is then removed from the message.
+    If there is no such record, or the node is a real hospital, ``context`` is returned unchanged.
     """
     if not is_simulated(context) or SIMULATED_SITE not in message.content.config_records:
         return context

@@ -35,7 +35,8 @@ class OwnFile(Generic[T]):
         """Hold the file's lock during the block, so that only one message at a time uses the file.
 
         Other processes wait. The block must not take the lock again, because it would wait for
-        itself forever. A missing folder or lock file is created.
+        itself forever. The folder, and a lock file beside the file, are created if they are
+        missing.
 
         Raises:
             CheckpointError: the folder or the lock file cannot be written.
@@ -89,13 +90,17 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def secret_seed(folder: Path) -> int:
-    """Return the hospital's secret seed in ``folder``, which the first call draws and stores.
+    """Return the hospital's secret seed in ``folder``; the first call draws and stores it.
 
-    The seed is an integer from 0 to 2**62 - 1. Random draws, such as the order of samples, follow
-    from it. A server that knew it would know which patients are in each step.
+    The hospital's random draws, such as the order of samples and dropout, follow from this seed. A
+    server that knew it would know which patients are in each step. A simulation uses the run's seed
+    instead, because its runs must be repeatable.
+
+    Returns:
+        An integer from 0 to 2**62 - 1.
 
     Raises:
-        CheckpointError: the file is damaged, or cannot be written.
+        CheckpointError: the seed's file is damaged, or cannot be written.
     """
     file: OwnFile[int | None] = OwnFile(
         folder / "seed",

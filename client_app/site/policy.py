@@ -87,10 +87,12 @@ class SiteFile(Limits):
 
         Args:
             settings: the run's settings.
-            round_: the round that the message asks for, which may be above the run's last round.
+            round_: the round that the message asks for. It is checked too, because a message may
+                ask for a later round than the settings allow.
 
         Raises:
-            RefusedError: a rule forbids the request. The error gives its key and both values.
+            RefusedError: a rule forbids the request. The error gives the rule's key and value, and
+                the requested value.
         """
         reason = next(self._reasons_against_request(settings, round_), "")
         if reason:
@@ -99,8 +101,11 @@ class SiteFile(Limits):
     def _reasons_against_request(self, settings: CommonSettings, round_: int) -> Iterator[str]:
         """Yield a sentence for each rule of the site file that a request breaks, in a fixed order.
 
-        The rules are 'methods', 'datasets', 'max-rounds' and 'secure-aggregation'. Neither the
-        run's rounds nor ``round_`` may exceed 'max-rounds', unless that is 0.
+        - 'methods' and 'datasets' must have patterns that match the run's method and data set.
+        - Neither the run's rounds nor ``round_`` may exceed 'max-rounds', unless that is 0.
+        - If 'secure-aggregation' is "required", the run must use it.
+
+        The caller tells the server only the first sentence.
         """
         for what, key, name, allowed in (
             ("method", "methods", settings.method, self.methods),
@@ -162,11 +167,12 @@ class SiteFile(Limits):
     def restrict(self, context: Context) -> Context:
         """Return a copy of the context whose node config also has the site file's limits.
 
-        If a limit is in both, the stricter value wins, such as the higher minimum or the lower
-        quota. A cap on epsilon without a delta gets the delta 1e-5.
+        If the node config and the site file have the same key, the stricter value wins, such as the
+        higher minimum or the lower quota. If either of them has a cap on epsilon but no delta, its
+        delta is the default, 1e-5.
 
         Raises:
-            SettingError: a limit in the node config is invalid.
+            SettingError: a limit in the node config has the wrong type or is out of range.
         """
         # Checked and typed first, so that only values of the same type are compared
         known = {key: value for key, value in context.node_config.items() if key in _STRICTER}
@@ -201,12 +207,12 @@ NODE_LIMITS = tuple(_STRICTER)  # keys of a site file that the node config may a
 def read_site_file(context: Context) -> SiteFile:
     """Read and check the site file, the hospital's own rules for requests.
 
-    'site-file' in the node config must be an absolute path. A site file without 'site' is valid for
-    every site.
+    The node config's 'site-file' must be set. It is the file's path, and symbolic links are
+    followed. A site file without 'site' is valid for every site.
 
     Raises:
-        RefusedError: the file cannot be read, has an error, or is for another site. The error does
-            not name the path.
+        RefusedError: the path is not absolute, the file cannot be read or has an error, or its
+            'site' is not this site's name. The error does not name the path.
     """
     path = Path(str(context.node_config[SITE_FILE]))
     if not path.is_absolute():
@@ -233,11 +239,15 @@ def read_site_file(context: Context) -> SiteFile:
 def enforce_site_file(answering: Answering) -> Iterator[None]:
     """Check a message against the site file, run the block that answers it, and check the reply.
 
-    The site file is read before and after the block. Both versions must allow the request and the
-    names in the reply. During the block, ``answering.context`` has the file's limits.
+    The site file has the hospital's own rules for requests. It is read before and after the block,
+    because the hospital may change it meanwhile. Both versions must allow the request and all names
+    in the reply. If a limit became stricter, the reply is refused, but quotas may change. During
+    the block, ``answering.context`` has the file's limits in its node config.
 
     Raises:
-        RefusedError: the file forbids the message, became stricter or is unusable.
+        RefusedError: the site file forbids the request or the reply, became stricter, or is
+            unusable. The error also means that the audit log cannot be written.
+        SettingError: a setting of the run has the wrong type or is not allowed.
     """
     message, context = answering.message, answering.context
     settings = build_settings(CommonSettings, context.run_config)
@@ -259,8 +269,16 @@ def enforce_site_file(answering: Answering) -> Iterator[None]:
 def _refuse_tightened(before: Mapping[str, Value], now: Mapping[str, Value]) -> None:
     """Check that no limit became stricter while the message was answered.
 
-    ``before`` and ``now`` are the node configs with the limits before and after the answer. Quotas,
-    such as 'max-messages', and limits missing in ``now`` are not checked.
+    Quotas, such as 'max-messages', are not checked.
+
+    Args:
+        before: the node config with the limits that applied while the message was answered; a
+            missing limit counts as its default.
+        now: the node config with the limits of the site file after the answer. A limit that is
+            missing there is not checked.
+
+    Raises:
+        RefusedError: a limit is stricter now. The error names its key.
     """
     usual, quotas = as_mapping(SiteFile()), keys_with(SiteFile, "quota")
     for key, stricter in _STRICTER.items():
@@ -282,14 +300,18 @@ def _round_of(message: Message) -> int:
 
 
 def log_path(context: Context, rules: SiteFile | None) -> Path:
-    """Return the path of the site's audit log, and create the default folder if it is missing.
+    """Return the path of the site's audit log; create its folder if the path is the default.
 
-    The path is the site file's 'audit-log', with symbolic links resolved. Without one it is
-    ``audit.jsonl`` in the hospital's folder in the 'state-dir'. ``rules`` is None without a usable
-    site file.
+    The path is the site file's 'audit-log', with symbolic links resolved. By default it is
+    ``audit.jsonl`` in the hospital's folder in the 'state-dir'. If that folder cannot be created,
+    no error is raised here, but opening the log will fail.
+
+    Args:
+        context: the node's context.
+        rules: the site file; None if there is none or it is unusable, which means the default path.
 
     Raises:
-        RefusedError: neither 'audit-log' nor 'state-dir' is set.
+        RefusedError: the site file has no 'audit-log', and the node config has no 'state-dir'.
     """
     if rules is not None and rules.audit_log:
         return Path(os.path.realpath(rules.audit_log))  # the hospital may name a symbolic link
@@ -307,12 +329,16 @@ def log_path(context: Context, rules: SiteFile | None) -> Path:
 def refuse_few_samples(site: str, counts: Sequence[int], node_config: Mapping[str, Value]) -> None:
     """Check that a site has enough training samples, in total and for each label that it has.
 
-    ``counts`` has the reported number for each label. ``node_config`` may have
-    'minimum-train-samples' and 'minimum-per-label'. A missing limit gets its default.
+    Args:
+        site: the site's name.
+        counts: the reported number of training samples of each label; a label with 0 is ignored.
+        node_config: the node's config with the site file's limits 'minimum-train-samples' and
+            'minimum-per-label'. A missing limit gets its default.
 
     Raises:
-        RefusedError: there are too few samples. The error does not reveal how many.
-        SettingError: a limit has an invalid value.
+        RefusedError: the total or a label's count is too low. The error names the limit, but not
+            the count, which must not leave the site.
+        SettingError: one of the two limits has the wrong type or is out of range.
     """
     keys = ("minimum-train-samples", "minimum-per-label")
     # Only these two: another wrong value of the node config has its own error elsewhere

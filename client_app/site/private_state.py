@@ -38,14 +38,16 @@ class SiteState:
     settings_digest: str = ""
 
     def load_before(self, instruction: Instruction) -> dict[str, Tensor] | None:
-        """Load the site's newest state from before the instruction, as arrays by name.
+        """Load the site's newest state from before the instruction's round and step.
 
-        The result is None if no earlier state is stored and the server expects none, as in the
-        first round.
+        The result maps names to arrays. It is None if no earlier state is stored and the server
+        expects none, as in the site's first round. States of the requested step or later are
+        ignored. They exist if a server resumes from an older checkpoint.
 
         Raises:
-            CheckpointError: the state is damaged or was stored under other settings, or a state
-                that the server expects is missing.
+            CheckpointError: the state is damaged or was stored under other settings. The error also
+                means that a state that the server expects is missing, or was deleted when the site
+                stored newer ones.
         """
         older = self._older_keys(instruction)
         missing = self._missing_state(instruction, older)
@@ -69,8 +71,16 @@ class SiteState:
     def _missing_state(self, instruction: Instruction, older: list[tuple[int, int]]) -> str:
         """Describe which state from before ``instruction`` is missing, and how to go on.
 
-        The server expects the newest state that the site has reported. The result is "" if
-        ``older``, the sorted earlier states, has this or a newer one, or if none is expected.
+        The server gives the newest state that the site has reported. The result is "" if the site
+        has this or a newer state, or if the server expects none. There are three faults:
+
+        - The site has deleted all states from before ``instruction``, because it stored newer ones.
+        - No state from before ``instruction`` is stored, for another reason.
+        - The newest stored state from before ``instruction`` is older than the expected state.
+
+        Args:
+            instruction: the server's request.
+            older: the (round, step) of each stored state from before the instruction, sorted.
         """
         keys, newest = self._keys(), 0
         if older:
@@ -107,8 +117,13 @@ class SiteState:
     def store(self, instruction: Instruction, arrays: dict[str, Tensor]) -> None:
         """Write the site's state after a phase, and delete states that are no longer needed.
 
-        The states of this round and of the last stored round before it stay. Later states are
-        deleted too, because the server has gone back. ``arrays`` may be empty.
+        The states of this round and of the last stored round before it stay. States of earlier
+        rounds are deleted. States of later rounds or steps are deleted too, because the server has
+        gone back.
+
+        Args:
+            instruction: the request that was answered, whose round and step name the file.
+            arrays: the arrays by name; may be empty. Their values are not checked.
 
         Raises:
             CheckpointError: the state cannot be written. All stored states then remain.
@@ -156,7 +171,7 @@ class SiteState:
         """Return the (round, step) of each stored state from before ``instruction``, sorted.
 
         A step is the number of a phase in its round. States of the same or a later step are not
-        listed.
+        listed. They exist if a server that lost its newest rounds repeats them.
         """
         now = (instruction.round, instruction.step)
         return [key for key in self._keys() if key < now]
@@ -173,9 +188,17 @@ _FREE = frozenset(
 def settings_digest_of(common: CommonSettings, own: Any) -> str:
     """Return a digest of the settings that a stored state depends on.
 
-    A site's state can be loaded only under the digest with which it was stored. The digest is a
-    hexadecimal SHA-256. It ignores settings that may change during a run, such as 'rounds' and
-    those of the machine. States of version 0.1 can still be loaded.
+    A site's state can be loaded only under the digest with which it was stored. The digest is the
+    SHA-256, in hexadecimal, of the settings as JSON, sorted by key. Keys and defaults are those of
+    version 0.1, so its states can still be loaded. Two kinds of settings are left out:
+
+    - Settings that may change during a run: the groups 'server', 'secure', 'machine' and 'run',
+      those that a hospital sets, 'rounds', 'plugin-settings' and 'privacy.sums-min-count'.
+    - Settings that version 0.1 did not have, if they have their default.
+
+    Args:
+        common: the run's common settings.
+        own: the settings of the run's method.
     """
     values = as_mapping(common) | as_mapping(own)
     defaults_of_01 = former_defaults(values)
@@ -190,11 +213,18 @@ def settings_digest_of(common: CommonSettings, own: Any) -> str:
 
 
 def _was_dropped(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
-    """Tell whether the site has deleted all states from before the requested round.
+    """Tell whether the site has deleted all states from before the requested round and step.
 
-    The caller has found no such state. ``keys`` has the (round, step) of all stored states. The
-    answer is True if one is of another round. It is False for round 1, because no earlier round
-    exists.
+    The caller has found no such state. A site deletes old states when it stores newer ones, so a
+    stored state of a later round means yes. The answer is no in three cases:
+
+    - Round 1 is requested.
+    - All stored states are from the requested round, in which the site may have begun.
+    - No state is stored.
+
+    Args:
+        keys: the (round, step) of all stored states.
+        instruction: the server's request.
     """
     rounds = {key[0] for key in keys}
     return instruction.round > 1 and bool(rounds) and rounds != {instruction.round}
@@ -212,13 +242,14 @@ class _RunStates:
 def drop_old_states(home: Path, site: str, current: str, most: int) -> None:
     """Delete the states of the least recently used runs until all others fit into ``most`` bytes.
 
-    The current run's states and those of other sites are neither deleted nor counted.
+    A run was last used when its newest file was written. The current run's states are neither
+    deleted nor counted.
 
     Args:
-        home: the 'state-dir', with states in ``<run>/<site>``.
-        site: the site's name.
-        current: the current run's name.
-        most: the maximum number of bytes.
+        home: the 'state-dir'; each run's states are in ``<run>/<site>``.
+        site: the site; states of other sites in the same folder stay.
+        current: the name of the run that the message belongs to.
+        most: the maximum number of bytes for the states of all other runs together.
     """
     states: list[_RunStates] = []
     for run in home.glob("*"):

@@ -43,22 +43,39 @@ class RunRecord:
     def refuse(self, message: Instruction, rounds: int, limits: Limits) -> None:
         """Check that a message fits the history of its run, and the hospital's quotas.
 
-        The message is not counted here. The final evaluation is round ``rounds`` + 1.
+        The message is not counted here. If there are several reasons to refuse it, the error gives
+        the first one.
+
+        Args:
+            message: the server's request.
+            rounds: the number of rounds in the run's settings. The final evaluation is the round
+                after the last one.
+            limits: the hospital's quotas.
 
         Raises:
-            RefusedError: the round, step or phase is impossible, or the round is too far back. The
-                error also means that 'max-repeats', 'max-messages' or 'max-seconds' is used up.
+            RefusedError: the message has an impossible round, step or phase name, or a round more
+                than one before the run's highest. The error also means that a quota is used up:
+                'max-repeats' for this phase and round, or the run's 'max-messages' or
+                'max-seconds'.
         """
         reason = next(self._reasons_against(message, rounds, limits), "")
         if reason:
             raise RefusedError(reason)
 
     def _reasons_against(self, message: Instruction, rounds: int, limits: Limits) -> Iterator[str]:
-        """Yield a sentence for each reason to refuse a message, in a fixed order.
+        """Yield a sentence for each reason to refuse a message; the server gets only the first one.
 
-        The round, step and phase's name must be valid. Round ``rounds`` + 1 is the final
-        evaluation. The round may be one before the run's highest. The quotas are 'max-repeats',
-        'max-messages' and 'max-seconds'.
+        The reasons are, in this order:
+
+        - The phase's name is not 1 to 64 letters, digits, '-' or '_'. The round must also be from 1
+          to ``rounds`` + 1, and the step from 0 to 999,999.
+        - The round is more than one before the highest round of the run so far.
+        - The phase was already asked for 'max-repeats' times in this round.
+        - The run has used up its messages ('max-messages').
+        - The run has used up its seconds of work ('max-seconds').
+
+        ``rounds`` is the number of rounds in the run's settings. Round ``rounds`` + 1 is the final
+        evaluation.
         """
         name, round_, step = message.run_name, message.round, message.step
         named = _PHASE.fullmatch(message.phase)
@@ -118,11 +135,16 @@ class RunBook:
     def enter(self, message: Instruction, rounds: int, limits: Limits) -> float:
         """Check a message, count it in its run, and return the seconds of work left for the run.
 
-        A refused message is not counted. A message of an unknown run begins that run.
+        A refused message is not counted. The first message of an unknown run begins that run.
+
+        Args:
+            message: the server's request.
+            rounds: the number of rounds in the run's settings.
+            limits: the hospital's quotas.
 
         Raises:
-            RefusedError: the message does not fit the run's history, or a quota is used up, such as
-                'max-runs-per-day'.
+            RefusedError: the message does not fit the run's history, or a quota is used up. The
+                quota 'max-runs-per-day' limits the runs that begin within 24 hours.
             CheckpointError: the record is damaged, or cannot be written.
         """
         with self._change_runs() as runs:
@@ -151,8 +173,8 @@ class RunBook:
     def count_hello(self, limits: Limits) -> None:
         """Count a hello or a survey against the daily quota that both kinds of message share.
 
-        The quota is 3 * 'max-runs-per-day' + 10. A day begins with its first such message and lasts
-        24 hours.
+        A hello asks a site who it is, and a survey asks for statistics of its data. The quota is 3
+        * 'max-runs-per-day' + 10. A day begins with its first such message and lasts 24 hours.
 
         Raises:
             RefusedError: the quota is used up.
@@ -173,8 +195,10 @@ class RunBook:
     def _refuse_many(self, runs: Mapping[str, RunRecord], limits: Limits) -> None:
         """Check that the hospital's quota of runs within 24 hours allows a new run to begin.
 
-        The quota is 'max-runs-per-day'. Messages before a run, such as a survey of the site's data,
-        do not count.
+        Messages before a run, such as a survey of the site's data, do not count as a run.
+
+        Raises:
+            RefusedError: 'max-runs-per-day' or more runs have begun in the last 24 hours.
         """
         # The entry with the empty name counts hellos and surveys, not a run
         today = [name for name, run in runs.items() if name and _is_of_today(run)]
@@ -188,8 +212,12 @@ class RunBook:
     def _change_runs(self) -> Iterator[dict[str, RunRecord]]:
         """Yield the records of all runs by name, and store the changed records after the block.
 
-        The record "" counts messages before a run. Other processes wait. Only the 1,000 most
-        recently used runs are stored. If the block fails, nothing is written.
+        The record with the empty name is no run. It counts the messages that come before a run.
+        Concurrent messages wait for each other. Only the 1,000 most recently used runs are stored.
+        If the block raises an error, nothing is written.
+
+        Raises:
+            CheckpointError: the file is damaged, or cannot be written.
         """
         with self.file.lock():
             runs = self.file.read({})

@@ -21,11 +21,14 @@ _LISTS = (*_NEEDED, "refused-records")
 def read_rules(text: str, kind: type) -> Any:
     """Parse a site file's YAML ``text`` into an object of the class ``kind``, such as ``SiteFile``.
 
-    The lists 'methods', 'datasets' and 'records' are required, but may be empty. The result's
-    ``given`` has all values that the text sets, except lists, by key.
+    The lists 'methods', 'datasets' and 'records' are required, but may be empty. A pattern in
+    'records' or 'refused-records' must be "*" or begin with the name of a record, such as
+    "arrays/". The result's ``given`` has all values that the text sets, except lists, by key.
 
     Raises:
-        SettingError: the text is malformed, a key is unknown or missing, or a value is invalid.
+        SettingError: the text is empty or not a YAML mapping, or a key is unknown or missing. The
+            error also means that a value has the wrong type or range, a pattern is invalid, a
+            method or data set is unknown, or 'audit-log' is not an absolute path.
     """
     try:
         content = with_numbers(parse_yaml(text))
@@ -63,9 +66,14 @@ def read_rules(text: str, kind: type) -> Any:
 
 
 def _texts(key: str, value: Any) -> tuple[str, ...]:
-    """Return the strings in a list of the site file, as a tuple, which may be empty.
+    """Return the strings in a list of the site file, as a tuple. The list may be empty.
 
-    The value must be a list of non-empty strings. ``key`` is its key, for the error.
+    Args:
+        key: the key of the list, for the error.
+        value: the value under that key.
+
+    Raises:
+        SettingError: the value is not a list, or an entry is not a string or is empty.
     """
     texts: list[str] = []
     if isinstance(value, list):
@@ -79,8 +87,13 @@ def _texts(key: str, value: Any) -> tuple[str, ...]:
 def _refuse_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Check that each plain name in a list of the site file is known, to find misspelt names.
 
-    Patterns with ``*`` are not checked, nor names with '.', ':' or '_', which may be plugins.
-    ``what`` is "method" or "data set", for the error.
+    Patterns with ``*`` are not checked. Names with '.', ':' or '_' are not checked either, because
+    they may name plugins.
+
+    Args:
+        what: the kind of name, for the error: "method" or "data set".
+        names: the names and patterns in the list.
+        known: the names that exist.
     """
     for name in names:
         # Plugin names contain one of the last three

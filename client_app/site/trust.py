@@ -26,12 +26,19 @@ MEANINGS: Mapping[str, str] = {
 def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings) -> None:
     """Check that the run's level of trust fits this hospital's 'trust'.
 
-    A hospital that lets the server see single answers ('server') accepts every run. With 'sums' or
-    'nobody' it accepts only runs of exactly this level.
+    There are three levels. With 'server' the server may see a site's own answers. With 'sums' it
+    may see only sums over sites. With 'nobody' it may see only differentially private answers. A
+    hospital with level 'server' accepts every run. A hospital with another level accepts only runs
+    of exactly this level.
+
+    Args:
+        node_config: the node's config with the site file's limits.
+        settings: the run's settings.
 
     Raises:
-        RefusedError: 'trust' is invalid, the run has another level, or 'nobody' is set without a
-            cap on epsilon.
+        RefusedError: the hospital has no valid 'trust', the run has another level, or the
+            hospital's level is 'nobody' without a cap on epsilon. The error says which setting to
+            change.
     """
     level, fault = str(node_config.get("trust", "")), ""
     if level not in MEANINGS:
@@ -72,6 +79,10 @@ def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Val
 
     The result is True only if the hospital and the run both have trust 'server', and the hospital
     has no cap on epsilon. A missing level of trust counts as 'server'.
+
+    Args:
+        node_config: the node's config with the site file's limits.
+        run: the run's settings by key.
     """
     capped = bool(node_config.get("max-epsilon"))
     levels = {str(node_config.get("trust", SERVER)), str(run.get("privacy.trust", SERVER))}

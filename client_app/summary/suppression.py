@@ -29,9 +29,19 @@ def suppress(
 ) -> list[int | None]:
     """Return a table's counts, with None for each count that must not leave the site.
 
-    Counts below ``floor`` are suppressed, unless it is 1 or less. Further counts follow in a random
-    order, until at least two are hidden and sum to at least 2 * ``floor``. ``secret`` and the name
-    ``table`` decide the order. If ``in_a_row``, outer cells tend to come first.
+    Counts below the floor are suppressed, including 0. A single suppressed count could be computed
+    from the total. So further counts are suppressed in a random order, until at least two are
+    hidden and sum to at least 2 * floor. This may hide all counts. If the total is below the floor,
+    all counts are suppressed.
+
+    Args:
+        counts: all cells of the table; a reader may know their total.
+        floor: the smallest count that may leave; 1 or less suppresses nothing.
+        secret: the hospital's secret seed, which decides the order in which further cells are
+            suppressed.
+        table: the parts of the table's name. Each name has its own order.
+        in_a_row: whether the cells are neighbours, like the bins of a histogram. Outer cells, which
+            hold few samples, then tend to be suppressed first.
     """
     if floor <= 1:
         return list(counts)
@@ -60,8 +70,10 @@ def secret_of(data: bytes) -> int:
 def _draw_order(cells: int, seed: int, in_a_row: bool) -> list[int]:
     """Draw a random order of the cell indices 0 to ``cells`` - 1.
 
-    The same ``seed`` gives the same order. If ``in_a_row``, a cell at distance d from the middle
-    has weight 1 + d^3, and outer cells tend to come first.
+    The same ``seed`` gives the same order, and every order is possible. If ``in_a_row``, the cells
+    are neighbours, such as the bins of a histogram. A cell at distance d from the middle is then
+    drawn with a probability proportional to 1 + d^3. Outer cells hold few samples, and tend to
+    come first.
     """
     places = np.arange(cells)
     from_middle = np.abs(places - (cells - 1) / 2)

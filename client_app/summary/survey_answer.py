@@ -62,12 +62,18 @@ class StoredAnswer:
 def answer_survey(context: Context, rules: SiteFile | None) -> RecordDict:
     """Answer a survey, a server's request for statistics of a site's data.
 
-    A hospital answers only with parts that its site file ``rules`` allow, and refuses without
-    ``rules``. Later surveys get its first answer again, with a note if the data have changed.
+    A hospital answers with only those parts that its site file allows. Its first answer about a
+    data set is stored. Later surveys get this answer again, with a note if the data have changed. A
+    simulated site makes a new answer each time, with all parts.
+
+    Args:
+        context: the node and the survey's settings.
+        rules: the hospital's site file, read for this message. Without one (None), a hospital
+            refuses. A simulated site needs none.
 
     Raises:
         RefusedError: the hospital does not answer surveys.
-        FedsiloError: the data or the stored answer are unusable.
+        FedsiloError: the data are unusable, or the stored answer is damaged.
     """
     if is_simulated(context):
         return _record(_build_answer(context, 0).parts)
@@ -89,10 +95,21 @@ def answer_survey(context: Context, rules: SiteFile | None) -> RecordDict:
 def _reasons_against(
     context: Context, folder: Path | None, rules: SiteFile | None, allowed: Collection[str]
 ) -> Iterator[str]:
-    """Yield each reason why a hospital does not answer a survey, in a fixed order.
+    """Yield each reason why a hospital does not answer a survey; the server gets the first.
 
-    The hospital needs trust 'server', no cap on epsilon, a 'state-dir' and a site file. The
-    ``allowed`` parts must include 'about', which every survey has.
+    To answer, the hospital must meet these conditions, in this order:
+
+    - Its trust is 'server'.
+    - It has no cap on epsilon.
+    - It has a 'state-dir'.
+    - It has a site file.
+    - ``allowed`` contains 'about', the part of every survey that says where the answer comes from.
+
+    Args:
+        context: the node, with the site file's limits in its node config.
+        folder: the hospital's folder for all runs; None without a 'state-dir'.
+        rules: the hospital's site file; None without a site file.
+        allowed: the parts that the site file lets leave.
     """
     trust = str(context.node_config.get("trust", ""))
     if trust != SERVER:
@@ -125,8 +142,16 @@ def _reasons_against(
 def _build_answer(context: Context, secret: int) -> StoredAnswer:
     """Build a new answer to a survey from the site's data.
 
-    The result also has the data's digests, and the settings that decided which data were read.
-    ``secret`` is the seed for the order in which counts are suppressed, or 0 at a simulated site.
+    The result has the answer's parts by name. It also has the settings that decided which data were
+    read, and the data's digests.
+
+    Args:
+        context: the node and the survey's settings.
+        secret: the seed for the order in which counts are suppressed to protect smaller ones; 0 at
+            a simulated site.
+
+    Raises:
+        FedsiloError: the data are unusable, or there are fewer samples than the site's minimum.
     """
     site, run = _open_site(context)
     answer = AnswerBuilder(site, secret).answer()
@@ -136,10 +161,21 @@ def _build_answer(context: Context, secret: int) -> StoredAnswer:
 def _first_answer(
     folder: Path, dataset: str, make: Callable[[], StoredAnswer]
 ) -> tuple[StoredAnswer, bool]:
-    """Return the stored answer about a data set, or make and store one if none is stored.
+    """Return the stored answer about a data set; if none is stored, make and store one.
 
-    ``folder`` is the hospital's folder for all runs. The second value is True if the answer was
-    made now. If ``make`` fails, nothing is stored.
+    Concurrent surveys wait for each other. An error of ``make`` passes unchanged, and nothing is
+    stored.
+
+    Args:
+        folder: the hospital's folder for all runs.
+        dataset: the data set's name, the key of the stored answers.
+        make: builds the answer; called only if none is stored.
+
+    Returns:
+        The answer, and True if it was made just now.
+
+    Raises:
+        CheckpointError: the file of answers is damaged, or cannot be written.
     """
     file: OwnFile[dict[str, StoredAnswer]] = OwnFile(
         folder / _FILE,
@@ -160,8 +196,12 @@ def _first_answer(
 def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
     """Return the parts of a stored answer by name, and note in them whether the data have changed.
 
-    The data are read again with the first answer's settings. The key ``changed`` in the JSON part
-    ``about`` tells whether the data's digests differ.
+    The data are read again, with the settings of the first answer. The part ``about`` is JSON, and
+    its key ``changed`` tells whether the data's digests differ from those of the first answer. The
+    stored file does not change.
+
+    Raises:
+        FedsiloError: the data are unusable, or there are fewer samples than the site's minimum.
     """
     # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)
@@ -174,8 +214,14 @@ def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
 def _open_site(context: Context) -> tuple[OpenedSite, dict[str, Value]]:
     """Open the site with its data, and return it with the settings that decide which data are read.
 
-    If the data cannot be read, broken images are skipped where the data set has
-    'data.broken-images'. A site with too few training samples is refused.
+    Among these settings, only those that the survey gives are returned, by key. If the data cannot
+    be read, the site is opened again with 'data.broken-images' at "skip". Broken images are then
+    left out. This needs a data set that has this setting.
+
+    Raises:
+        RefusedError: the site has fewer training samples, in total or of a label, than its
+            minimums. The error also means that its rules forbid the survey's settings.
+        DataError: the data cannot be read, even without broken images.
     """
     run = dict(context.run_config)
     try:
@@ -216,12 +262,14 @@ class AnswerBuilder:
     def answer(self) -> Survey:
         """Build the answer to a survey: statistics of the site's samples, with small counts hidden.
 
-        A hidden count is None. The answer describes each split, and counts incomplete or unreadable
-        samples, which are in no split. Files, such as images, are described too, unless fedsilo has
-        cut the silo from a shared data set.
+        A count below the hospital's 'sums-min-count' is None in the answer. At a simulated site the
+        run's 'privacy.sums-min-count' decides. The answer describes each split, and counts the
+        samples that are in no split, because they are incomplete or unreadable. Files, such as
+        images, are described too, unless fedsilo has cut the silo from a shared data set. Those
+        files belong to many sites.
 
         Raises:
-            DataError: a file is unreadable.
+            DataError: a file cannot be read again.
         """
         silo, settings = self.site.silo, self.site.settings
         chosen = data_set(settings.dataset)
@@ -240,8 +288,15 @@ class AnswerBuilder:
     def _describe_splits(self, measures: list[Measure]) -> dict[str, Any]:
         """Return the statistics of each split, by the name of the survey's part.
 
-        "samples" and "labels" have counts by split. "means", "percentiles" and "histograms" have
-        values by split and feature. Empty splits are left out. Small counts are None.
+        - "samples" and "labels" map a split's name to the number of samples, and of each label.
+        - "means", "percentiles" and "histograms" map a split's name to a mapping from feature to
+          value.
+
+        Only features with bin edges or categories have a histogram. Empty splits are left out.
+        Counts that must not leave the site are None.
+
+        Args:
+            measures: each holds the values of one feature for all samples.
         """
         labels = self.site.silo.label_counts()
         described = _SplitParts()
@@ -259,11 +314,16 @@ class AnswerBuilder:
         return vars(described)
 
     def _describe_files(self, files: list[Measure]) -> dict[str, Any]:
-        """Return the histograms and percentiles of features of the site's files.
+        """Return histograms and percentiles of the features of the site's files, by survey part.
 
-        "files" maps a feature, such as the image width, to its histogram, with None for small
-        counts. "file_percentiles" maps a feature to its percentiles. It lacks features with fewer
-        than 20 * ``floor`` values.
+        "files" maps each feature, such as the image width, to its histogram, in which counts that
+        must not leave are None. "file_percentiles" maps each feature to its percentiles, and lacks
+        features with too few values. If a feature has values under several splits, only those of
+        the last split are described.
+
+        Args:
+            files: each holds the values of one feature for all files. If there are none, both parts
+                are empty.
         """
         histograms: dict[str, list[Count]] = {}
         percentiles: dict[str, tuple[float, float]] = {}
@@ -277,8 +337,8 @@ class AnswerBuilder:
     def floor(self) -> int:
         """The smallest count that may leave the site.
 
-        A hospital uses its own 'sums-min-count', and a simulated site the run's
-        'privacy.sums-min-count'.
+        It is the hospital's own limit 'sums-min-count', and the run cannot change it. For a
+        simulated site, it is the run's 'privacy.sums-min-count'.
         """
         if self.site.simulated:
             return self.site.settings.sums_min_count
@@ -306,10 +366,12 @@ class AnswerBuilder:
         return suppress(counts, self.floor, self.secret, *table, in_a_row=in_a_row)
 
     def _count_left_out(self, rows: LeftOutRows) -> LeftOut:
-        """Count the samples in no split and, per column, those without a valid value.
+        """Count the samples that are in no split and, per column, those without a valid value.
 
-        A count below ``floor`` is None. A column's count is also None if fewer than ``floor`` of
-        these samples have a valid value. A floor of 1 or less hides nothing.
+        Samples in no split are incomplete or unreadable. A count below ``floor``, the smallest
+        count that may leave the site, is None. A column's count is also None if fewer than
+        ``floor`` of these samples have a valid value in the column. That number would follow from
+        the total. A floor of 1 or less hides nothing.
         """
         missing = {}
         for name, count in rows.missing.items():
@@ -321,8 +383,14 @@ class AnswerBuilder:
     def _means(self, measures: list[Measure], split: str) -> Iterator[tuple[str, MeanAndDeviation]]:
         """Yield each measure's name with the mean and standard deviation of its values in a split.
 
-        Each measure describes a feature. It needs bin edges and ``floor`` known values. A real site
-        clips values to the edges, and omits measures with at most 10 distinct values.
+        A measure holds the values of one feature for all samples. It is left out if it has no bin
+        edges, or fewer known values than ``floor``, the smallest count that may leave. A real site
+        first clips the values to the range of the bin edges, which hides outliers. It then leaves
+        out measures with at most 10 distinct values. The standard deviation divides by n.
+
+        Args:
+            measures: the measures.
+            split: "train", "val" or "test".
         """
         for one in measures:
             if not one.edges:
@@ -341,10 +409,21 @@ class AnswerBuilder:
     def _percentiles(
         self, measures: list[Measure], split: str, include_few_values: bool = False
     ) -> dict[str, tuple[float, float]]:
-        """Return the 5th and the 95th percentile of each feature's values, by the feature's name.
+        """Return the 5th and the 95th percentile of each measure's values, by the measure's name.
 
-        Features with categories, or with fewer than 20 * ``floor`` known values, are left out. At a
-        real site, so are features with at most 10 distinct values, unless ``include_few_values``.
+        A measure holds the values of one feature for all samples or files. Three kinds of measures
+        are left out:
+
+        - Measures of categories.
+        - Measures with fewer than 20 * ``floor`` known values, where ``floor`` is the smallest
+          count that may leave. Fewer than ``floor`` values would then lie beyond a percentile.
+        - At a real site, measures with at most 10 distinct values.
+
+        Args:
+            measures: the measures.
+            split: the split's name, a key of the measures' ``values``.
+            include_few_values: True to include measures with at most 10 distinct values, such as
+                image widths.
         """
         found = {}
         for one in measures:
@@ -360,8 +439,10 @@ class AnswerBuilder:
     ) -> Values | None:
         """Return a measure's values in a split without the missing ones (NaN), or None.
 
-        The result is None for categories and without known values. At a real site it is also None
-        for at most 10 distinct values, unless ``include_few_values``.
+        A measure holds the values of one feature for all samples or files. The result is None if
+        the measure has categories, or no known value in the split. A real site also returns None if
+        there are at most 10 distinct values, because statistics of few values would reveal counts.
+        ``include_few_values`` turns this last rule off.
         """
         values = measure.values[split]
         known = values[~np.isnan(values)]
@@ -381,9 +462,9 @@ def _declare(measure: Measure) -> MeasuredFeature:
 
 
 def fingerprint(silo: Silo) -> Mapping[str, str]:
-    """Return the digests that a silo stores to identify its data, by name.
+    """Return the digests that identify a silo's data, by name.
 
-    "schema" maps to the digest of a table's schema, or of the classes and size of images. Each
-    split's name maps to the digest of its data.
+    "schema" maps to a digest of a table's schema, or of the classes and the image size of images.
+    The name of each split maps to a digest of that split's data.
     """
     return {"schema": silo.schema, **silo.fingerprints}

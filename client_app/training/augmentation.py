@@ -33,10 +33,16 @@ def augmenter(
 ) -> Augment:
     """Return a function that augments a batch of images, and their masks in the same way.
 
-    The function maps images (batch, channels, height, width) and labels to the same shapes. Masks
-    (batch, height, width) turn and flip with their images, but colour changes leave masks
-    unchanged. Other labels stay. Random numbers depend on the seed, ``key`` and the number of the
-    batch.
+    The function takes images (batch, channels, height, width) and labels, and returns both. Labels
+    that are masks (batch, height, width) get the same rotations and flips as their images, but no
+    changes of colour. Empty corners of a mask become background. Other labels and empty batches are
+    returned unchanged. Each batch gets new random numbers. Types and shapes stay the same for
+    transforms that passed ``check_images``.
+
+    Args:
+        settings: the transforms ('train.augmentation') and the seed.
+        key: values that the random numbers depend on besides the seed, such as (round, site).
+        device: the device of the batches.
     """
     transform, numbers = _parse_transforms(settings.augmentation), count()
 
@@ -63,8 +69,9 @@ def augmenter(
 def _change(image: Tensor, transform: Transform) -> Tensor:
     """Transform one image (channels, height, width) and return the result.
 
-    An int16 image is scaled to floats from 0 to 1 for ``transform``. Its result is clipped to 0 to
-    1, scaled back and rounded.
+    An int16 image, which uses the whole range of int16, is first scaled to floats from 0 to 1. The
+    result of ``transform`` is clipped to 0 to 1, scaled back and rounded to int16. Any other image
+    is passed to ``transform`` unchanged.
     """
     changed: Tensor
     if image.dtype != torch.int16:
@@ -77,8 +84,12 @@ def _change(image: Tensor, transform: Transform) -> Tensor:
 def _change_pair(image: Tensor, mask: Tensor, transform: Transform) -> tuple[Tensor, Tensor]:
     """Transform an image (channels, height, width) and its mask (height, width) in the same way.
 
-    Random transforms draw the same numbers for both. Transforms of colours leave the mask
-    unchanged. The result is the image and the mask.
+    Both are transformed in one call, so random transforms draw the same numbers for both.
+    Transforms of colours leave the mask unchanged. An int16 image is scaled to 0 to 1 for the
+    transform, and back to int16.
+
+    Returns:
+        The transformed image and the transformed mask.
     """
     from torchvision import tv_tensors
 
@@ -97,8 +108,12 @@ def _change_pair(image: Tensor, mask: Tensor, transform: Transform) -> tuple[Ten
 def _parse_transforms(text: str) -> Transform:
     """Build one transform that applies the transforms in ``text`` one after another.
 
-    The text is a YAML list such as "[{RandomRotation: {degrees: 10}}]", the value of
-    'train.augmentation'. An unknown transform or a wrong argument gives a SettingError.
+    The text is the value of 'train.augmentation', a YAML list such as "[{RandomRotation: {degrees:
+    10}}]". The result is cached by the text.
+
+    Raises:
+        SettingError: the text is malformed, or names a transform that torchvision does not have.
+            The error also means that a transform refuses its arguments.
     """
     from torchvision.transforms import v2
 
@@ -111,8 +126,16 @@ def _parse_transforms(text: str) -> Transform:
 def _build_transforms(entries: Any) -> list[Any]:
     """Build transforms of torchvision v2 from the entries of 'train.augmentation', in their order.
 
-    An entry is a transform's name, or a mapping from the name to its arguments. A list in the
-    argument "transforms" is built too. An invalid entry gives a SettingError.
+    If an entry has the argument "transforms" with a list, as RandomApply has, the transforms in
+    that list are built too.
+
+    Args:
+        entries: a list. Each entry is the name of a transform, or a mapping from the name to the
+            transform's arguments by name (None for no arguments).
+
+    Raises:
+        SettingError: an entry has neither form, torchvision does not have the transform, or the
+            transform refuses its arguments.
     """
     from torchvision.transforms import v2
 

@@ -128,11 +128,12 @@ class Compute:
 def scaled_step(optimisers: Sequence[Optimizer], scaler: GradScaler) -> bool:
     """Unscale the gradients in place, step all optimisers, and adapt the scale of the loss.
 
-    An optimiser with a gradient that is not finite takes no step, and the scale is halved. If the
-    scaler is disabled, every optimiser steps.
+    An optimiser with a gradient that is not finite takes no step, but the other optimisers do. The
+    scale is then halved. After many finite steps PyTorch raises it again. If the scaler is
+    disabled, every optimiser takes its step.
 
     Returns:
-        False if the scale was lowered, otherwise True.
+        False if the scale was lowered because a gradient was not finite; otherwise True.
     """
     for optimiser in optimisers:
         scaler.unscale_(optimiser)  # code after the step must see the unscaled gradients
@@ -151,12 +152,21 @@ def choose_compute(
 ) -> Compute:
     """Choose the device, precision and memory format for this process.
 
-    With "auto", the device is a GPU if there is one, the precision bf16 on GPUs that have it, else
-    fp32, and the memory format channels last on a GPU. ``deterministic`` "true" refuses
-    non-deterministic operations, and "warn" logs them. The call also sets PyTorch's threads.
+    The call also changes global state. It sets PyTorch's thread count, on which the results depend,
+    and it lets freed memory stay in the process. On a GPU it also sets PyTorch's deterministic
+    mode, and limits this process's share of the GPU's memory if the simulation shares the GPU. A
+    line is logged if 'bf16' is chosen on a GPU that only emulates it.
+
+    Args:
+        device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
+        precision: "auto" (bf16 on GPUs that have it, else fp32), "bf16", "fp16" or "fp32".
+        threads: the number of CPU threads.
+        deterministic: "true" refuses operations without a deterministic form, "warn" logs their
+            names, and "false" allows them.
+        memory_format: "auto" (channels last on a GPU), "channels-last" or "contiguous".
 
     Raises:
-        SettingError: the device is unusable, or 'fp16' lacks a GPU.
+        SettingError: the device is unknown, the GPU does not exist, or 'fp16' is set without a GPU.
     """
     torch.set_num_threads(threads)
     keep_freed_memory()
@@ -218,12 +228,13 @@ def _device_parts(device: str) -> tuple[str, int]:
 def compute_of(settings: CommonSettings) -> Compute:
     """Choose the device, precision and memory format that the run's settings ask for at this site.
 
-    Memory format 'auto' means channels last on a GPU, and on a CPU for the networks 'conv' and
-    'vgg16-bn'.
+    The choice is that of ``choose_compute``, with one addition. Memory format 'auto' means channels
+    last on a CPU too for the networks 'conv' and 'vgg16-bn'. In other networks PyTorch may fail
+    then.
 
     Raises:
-        SettingError: the device is unusable, 'fp16' lacks a GPU, or 'channels-last' is set on a CPU
-            for another network.
+        SettingError: ``choose_compute`` refuses a setting, or 'channels-last' is set on a CPU for
+            another network.
     """
     wanted, network = settings.memory_format, image_network(settings)
     safe = network in _CHANNELS_LAST_ON_CPU
@@ -256,8 +267,11 @@ def gpu_share() -> float:
 def _be_repeatable(precision: str, deterministic: str) -> None:
     """Set PyTorch's global switches for deterministic CUDA operations and cuDNN's TF32.
 
-    ``precision`` "fp32" turns TF32 off. With ``deterministic`` "true" PyTorch refuses
-    non-deterministic operations, with "warn" it warns, and with "false" it allows them.
+    Args:
+        precision: 'machine.precision'; "fp32" turns TF32 off in cuDNN, and any other value turns it
+            on.
+        deterministic: "true" makes PyTorch refuse non-deterministic operations, and "warn" makes it
+            give a warning instead. "false" allows them and lets cuDNN choose its fastest kernels.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     wanted = deterministic != "false"
@@ -284,11 +298,15 @@ def collect_unrepeatable_operations(
 ) -> Iterator[set[str]]:
     """Yield a set that collects the names of non-deterministic operations used in the block.
 
-    The names come from PyTorch's warnings, which are not shown. After a block without error,
-    ``report`` gets one line with the names, if there are any.
+    The names come from PyTorch's warnings, which are not shown. Other warnings are shown as usual.
+
+    Args:
+        report: called once with a line that lists the names, if the block has ended without an
+            error and the set is not empty.
 
     Raises:
-        SiteError: PyTorch refuses an operation, because 'machine.deterministic' is 'true'.
+        SiteError: PyTorch refuses an operation, because 'machine.deterministic' is 'true'. Other
+            errors of the block pass unchanged.
     """
     found: set[str] = set()
     pass_on, always = warnings.showwarning, torch.is_warn_always_enabled()
@@ -327,8 +345,9 @@ def collect_unrepeatable_operations(
 def _operation(text: str) -> str:
     """Return the name of the non-deterministic operation that a message of PyTorch reports.
 
-    ``text`` is a warning or an error. The result is "" if it reports none. Unusual characters
-    become '-', and long names are cut.
+    ``text`` is a warning or an error. The result is "" if it reports none. Any character of the
+    name that is not a letter, digit, '_', '.' or '-' becomes '-'. Dashes at the start of the name
+    are removed, and the name is cut at 100 characters.
     """
     match = _SAID.match(text)
     return _PLAIN.sub("-", match[1] or match[2]).lstrip("-")[:100] if match else ""
@@ -352,7 +371,8 @@ class Streamed:
         """Copy the rows of the tensor with these indices (n,) to the device, and return the copy.
 
         Images get the layout channels last. The function returns before a copy to a GPU has
-        finished.
+        finished. Two buffers take turns, so that one can be filled while the other is copied. The
+        buffers grow if a call asks for more rows than they hold.
         """
         turn = self._turn = (self._turn + 1) % _BUFFERS
         # Both copies must have arrived before the buffers are replaced by larger ones

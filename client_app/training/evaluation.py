@@ -84,10 +84,21 @@ def measure(
 ) -> dict[str, float]:
     """Measure a network on ``split``, and return its metrics by name.
 
-    Predictions are the mean over 'train.mc-passes' passes with dropout, where 0 means one pass
-    without dropout. ``key`` seeds dropout. ``probe`` adds metrics of the encoder's outputs.
-    ``counts_from``, a minimum number of samples, adds further metrics such as counts by class.
-    Without ``task``, the settings choose the task.
+    Predictions are the mean over 'train.mc-passes' passes with dropout; 0 means one pass without
+    dropout. The task, such as classification, determines the predictions and the metrics.
+
+    Args:
+        network: placed on the compute device.
+        split: the samples, at least one.
+        settings: the seed, the number of passes, and the task.
+        compute: the device and the precision.
+        key: values that the random numbers of dropout depend on besides the seed, such as (round,
+            site).
+        probe: sees the tokens (the encoder's outputs) of every batch, and its metrics are added;
+            None for no probe.
+        counts_from: the fewest samples behind each of the task's further metrics, such as counts by
+            class; None for no further metrics.
+        task: the task, with the scale of a numeric outcome; None for the task in ``settings``.
     """
     batches = torch.split(split.inputs, batch_size(split.inputs[:1].numel()))
     task = task or task_of(settings)
@@ -110,9 +121,10 @@ def measured_parts(
 ) -> dict[str, Tensor]:
     """Return each sample's contribution to the metrics that get noise in a private run.
 
-    The result maps a metric to contributions (n,) in [0, 1]. The task determines these metrics. An
-    empty split gives empty tensors. Samples are measured one at a time, so no sample affects
-    another. ``key`` seeds dropout.
+    The result maps a metric to contributions (n,) in [0, 1]. The task determines these metrics and
+    their scales. An empty split gives empty tensors. Samples are measured one at a time. In a
+    batch, the last bits of an output depend on the batch size, and malicious weights could make the
+    predicted class depend on these bits. For the arguments see ``measure``.
     """
     task = task or task_of(settings)
     empty = torch.zeros(0, 2, dtype=torch.float64)
@@ -168,9 +180,19 @@ def predict_batches(
 ) -> Tensor:
     """Return the task's predictions (n, ...) for inputs in batches, float64 on the CPU.
 
-    Predictions are the mean over 'train.mc-passes' passes with dropout, where 0 means one pass
-    without dropout. At least one batch (batch, ...) is needed. ``key`` seeds dropout. ``probe``
-    sees each batch's tokens (batch, l, c). Without ``task``, the settings choose the task.
+    Predictions are the mean over 'train.mc-passes' passes with dropout; 0 means one pass without
+    dropout. The batches are consumed one at a time. Other batch sizes give other random draws of
+    dropout, and so other predictions.
+
+    Args:
+        network: placed on the compute device.
+        batches: inputs (batch, ...); at least one batch.
+        settings: the seed and 'train.mc-passes'.
+        compute: the device and the precision.
+        key: values that the random numbers of dropout depend on besides the seed, such as (round,
+            site).
+        probe: sees the tokens (batch, l, c) of each batch; None for no probe.
+        task: the task with the outcome's scale; None for the task of ``settings``.
     """
     task, predictions = task or task_of(settings), []
     with (
@@ -200,10 +222,11 @@ def predict_batches(
 def _in_parts(
     function: Callable[[Tensor], Tensor], inputs: Tensor, compute: Compute
 ) -> list[Tensor]:
-    """Apply ``function`` to consecutive parts of ``inputs``, and return the results as a list.
+    """Apply ``function`` to consecutive parts of ``inputs``; return the results as a list.
 
-    A part is brought to the device as floats. It has at most 500 inputs, and fewer if an input has
-    many elements.
+    Each part is brought to the device as floats. It has at most 500 inputs, and fewer if an input
+    has many elements. Images on a CPU have at most 128 inputs per part, because the activations
+    then stay in the CPU's cache.
     """
     numbers = max(1, inputs[:1].numel())
     if compute.device.type == "cpu" and inputs.ndim > 2:
@@ -226,8 +249,14 @@ def over_batches(
 ) -> Tensor:
     """Apply ``function`` to all inputs, part by part, and return all its rows, float32 on the CPU.
 
-    ``function`` maps inputs (batch, ...) to rows (batch, ...). The network is put into eval mode
-    and stays in it. No gradients are computed. Without inputs, ``function`` gets an empty batch.
+    The network is put into eval mode and remains in eval mode. No gradients are computed. Without
+    inputs, ``function`` is called once with an empty batch.
+
+    Args:
+        network: the network that ``function`` uses.
+        inputs: the inputs (n, ...).
+        compute: the device and the precision.
+        function: maps inputs (batch, ...) to rows (batch, ...).
     """
     network.eval()
     with torch.no_grad(), compute.autocast():
@@ -257,10 +286,14 @@ class EvidenceProbe:
     def values(self) -> dict[str, float]:
         """Return the evidential network's metrics over all recorded batches, by name.
 
-        ``vacuity`` is the mean of a number from 0 to 1, which is high for little evidence. If
-        ``binned``, 10 bins by confidence ("reliability") and 10 by vacuity ("certainty") follow.
-        ``<family>.<bin>.count`` is a bin's samples, ``.right`` the correct ones, and ``.mean``
-        their mean, or 0.
+        ``vacuity`` is the mean over the samples of a number from 0 to 1, which is high if the
+        network has little evidence. If the probe is ``binned``, the samples are also put into 10
+        bins of equal width, once by confidence ("reliability") and once by vacuity ("certainty").
+        Confidence is the largest expected class probability. A bin, from 0 to 9, has three metrics:
+
+        - ``<family>.<bin>.count`` is the number of samples.
+        - ``<family>.<bin>.right`` is the number of correct predictions.
+        - ``<family>.<bin>.mean`` is the mean confidence or vacuity, and 0 for an empty bin.
         """
         alphas = torch.cat(self.alphas)
         uncertain = vacuity(alphas)

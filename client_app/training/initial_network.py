@@ -24,12 +24,19 @@ def initial_classifier(
 ) -> TokenClassifier:
     """Build the run's network with initial weights drawn from the run's seed.
 
-    A pretrained backbone's weights are loaded. An evidential network gets a larger prior for rare
-    classes, except in a private run. Without ``task``, the settings choose the task.
+    If the run has a pretrained backbone, its weights are loaded. If the run sets class weights, the
+    loss uses them. In an evidential network, which estimates its own uncertainty, rare classes get
+    a larger prior by the counts of the site's training labels. A private run sets no prior.
+
+    Args:
+        common: the run's common settings.
+        silo: the site's data.
+        task: the task, with the scale of a numeric outcome; None for the task in ``common``.
 
     Raises:
-        SettingError: the backbone's weights or the class weights do not fit, or an evidential
-            network has under two classes or no labels.
+        SettingError: the backbone's weights are missing or belong to another architecture, or there
+            is not one class weight for each class. The error also means that an evidential network
+            has fewer than two classes or no training labels.
     """
     network = build_classifier(common, silo.shape, task)
     if common.backbone_weights or common.network == "vit":
@@ -57,12 +64,13 @@ def weighted_criterion(common: CommonSettings, silo: Silo) -> Callable[[Tensor, 
 def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
     """Return the weight of each class in the loss, (classes,) float32.
 
-    'train.class-weights' lists the weights or is "balanced". Then class k gets n / (K n_k), where n
-    counts the site's training samples, n_k those of class k, and K the classes with samples. A
-    class without samples gets 0.
+    'train.class-weights' is a list of numbers, which are returned, or "balanced". The "balanced"
+    weight of class k is n / (K n_k). Here n is the number of the site's training samples, n_k the
+    number in class k, and K the number of classes with samples. The mean weight over the samples is
+    then 1. A class without samples has weight 0.
 
     Raises:
-        SettingError: there is not one weight for each class.
+        SettingError: 'train.class-weights' is "none", or does not list one weight for each class.
     """
     if common.class_weights == "balanced":
         counts = torch.bincount(silo.train.labels, minlength=silo.shape.outputs).double()
@@ -90,12 +98,17 @@ def effective_samples(weights: Tensor) -> float:
 def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None) -> None:
     """Check that each optimiser step uses at least ``minimum`` different samples.
 
-    ``batches`` has the sample indices (batch,) of each step. A sample counts only if its weight
-    exceeds a hundredth of the largest weight in its batch. ``weights`` (n,) is None if all count
-    the same.
+    A sample counts only if its weight is more than a hundredth of the largest weight in its batch.
+    A gradient with a smaller weight hides hardly anything of the other samples' gradients.
+
+    Args:
+        batches: the sample indices of each step, one tensor (batch,) per step, in which an index
+            may repeat; an empty list passes.
+        minimum: the minimum number of samples.
+        weights: the weight of each sample in the loss, (n,); None if all count the same.
 
     Raises:
-        RefusedError: a step uses fewer samples.
+        RefusedError: a step uses fewer samples. The error gives their number and ``minimum``.
     """
     sizes = []
     for batch in batches:
@@ -149,8 +162,13 @@ def check_class_weights(common: CommonSettings) -> None:
 def _weighted_loss(weights: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean over a batch of each sample's class weight times its cross-entropy.
 
-    The mean divides by the number of samples, not by the sum of their weights. ``weights`` is
-    (classes,), ``logits`` (batch, classes) and ``labels`` (batch,).
+    The mean divides by the number of samples, not by the sum of their weights. So a weight has an
+    effect even in a batch of one sample.
+
+    Args:
+        weights: the weight of each class, (classes,).
+        logits: the network's outputs (batch, classes).
+        labels: classes (batch,).
     """
     losses = nn.functional.cross_entropy(logits, labels, reduction="none")
     return (losses * weights.to(losses.device)[labels]).mean()

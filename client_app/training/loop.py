@@ -38,7 +38,15 @@ def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> l
     """Shuffle the indices 0 to ``count`` - 1, and cut them into batches of ``size`` indices.
 
     The last batch may be smaller. If it has one sample, or fewer than ``smallest``, it is joined to
-    the previous batch, which then exceeds ``size``. A single batch stays as it is.
+    the previous batch, which then has more than ``size`` samples. The gradient of so few samples
+    would depend on too few patients, and batch norm may fail with one sample. A batch that is the
+    only one stays as it is.
+
+    Args:
+        count: the number of samples in the epoch.
+        size: the number of samples in a batch.
+        rng: draws the order.
+        smallest: the minimum number of samples in a batch, if the epoch has that many.
     """
     parts = list(torch.split(torch.randperm(count, generator=rng), size))
     # The joined batch is larger than ``size``, which harms less than a batch of one
@@ -52,9 +60,14 @@ def schedule(
 ) -> Iterator[list[Tensor]]:
     """Yield the passes of a local training, where a pass is a list of batches of sample indices.
 
-    If 'train.local-steps' is 0, there are 'train.local-epochs' passes over all ``count`` samples.
-    Otherwise there are 'train.local-steps' batches in total. Batches have at least ``smallest``
-    samples, if the site has that many.
+    If 'train.local-steps' is 0, there are 'train.local-epochs' passes over all samples. Otherwise
+    there are 'train.local-steps' batches in total, and the last pass may be cut short.
+
+    Args:
+        count: the number of samples.
+        settings: the length of the training and the batch size.
+        rng: draws the order of each pass.
+        smallest: the minimum number of samples in a batch, if the site has that many.
     """
     if not settings.local_steps:
         for _ in range(settings.local_epochs):
@@ -100,9 +113,21 @@ def add_gradients(
 ) -> Tensor:
     """Add a batch's gradients to the ``grad`` of the parameters, and return the batch's loss.
 
-    The loss, a detached scalar, is the mean over the batch plus the penalty. 'train.micro-batch'
-    above 0 splits the batch to save memory. Only batch norm's statistics then differ. ``scaler``
-    scales the gradients, but not the returned loss.
+    The loss is the mean over the batch plus the penalty. If 'train.micro-batch' is above 0, the
+    batch is computed in parts of that many samples, to save memory. The gradients are still those
+    of the whole batch, except that batch norm uses the statistics of each part.
+
+    Args:
+        objective: maps inputs and labels to a mean loss.
+        inputs: the batch, on the device.
+        labels: the labels of the batch (batch, ...), on the device.
+        settings: the run's settings, which give 'train.micro-batch'.
+        compute: the device and the precision.
+        penalty: returns a term that is added once per batch; None for no penalty.
+        scaler: scales the gradients, but not the returned loss; None for no scaling.
+
+    Returns:
+        The loss, a detached scalar on the device.
     """
     total = torch.zeros((), device=inputs.device)
     parts = [slice(0, len(labels))]
@@ -193,12 +218,15 @@ class LocalTraining:
     def run(self) -> float:
         """Train the network in place, and return the mean loss per sample in the last pass.
 
-        The mean is 0 without samples. The numbers of steps and samples are added to ``work``. If
-        ``minimum_steps`` is 0, loss and steps are not checked.
+        The mean is 0 if the last pass had no samples, or if fp16 skipped all its steps. The numbers
+        of steps and samples are added to ``work``. The loss and the number of steps are not checked
+        if ``minimum_steps`` is 0. A private training at a real hospital does not check its loss
+        either, because an error could reveal a patient.
 
         Raises:
-            SiteError: the loss or all fp16 gradients are not finite.
-            RefusedError: a batch has too few samples, or too few steps count.
+            SiteError: the loss is not finite, or no step in fp16 had finite gradients.
+            RefusedError: a batch has too few different samples for the hospital, or too few steps
+                have a learning rate near the largest one.
         """
         self.network.train()
         steps, count, passes = _Steps(self), len(self.split.labels), self.plan
@@ -270,9 +298,13 @@ class _Steps:
     def take(self, batches_of_pass: list[Tensor]) -> None:
         """Take the optimiser steps of one pass over the samples, one for each batch.
 
-        ``losses`` and ``samples`` become the pass's summed loss and number of samples. In fp16, a
-        batch with gradients that are not finite is left out of all totals. ``batches_of_pass`` has
-        each batch's sample indices.
+        Each step augments the batch, sets the learning rate and computes the gradients. Then all
+        optimisers step, and ``after_step`` is called. ``losses`` and ``samples`` become the pass's
+        summed loss and its number of samples. In fp16, a batch with gradients that are not finite
+        is left out of all totals, and ``after_step`` is not called for it.
+
+        Args:
+            batches_of_pass: the sample indices of each batch.
         """
         self.losses, self.samples = 0.0, 0
         for indices in batches_of_pass:
@@ -304,8 +336,14 @@ class _Steps:
 def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -> None:
     """Check that a training did not diverge, and that enough of its steps count.
 
-    A step counts if its rate is at least a hundredth of the largest in ``rates``. If ``minimum`` is
-    0, nothing is checked.
+    A step counts if its learning rate is at least a hundredth of the largest learning rate.
+
+    Args:
+        loss: the mean loss over the last pass.
+        rates: the learning rate of each step that was taken. Steps with gradients that were not
+            finite are not in the list.
+        minimum: the minimum number of steps that must count; 0 turns off all checks.
+        fp16: whether the training was in fp16, where such steps are skipped.
 
     Raises:
         SiteError: the loss is not finite, or in fp16 no step was taken.
@@ -337,10 +375,20 @@ def continue_from_earlier_rounds(
 ) -> None:
     """Let a training's learning rate and evidential KL weight continue from earlier rounds.
 
-    An evidential network gets ``training.before_pass``, which raises that weight.
-    ``training.counted`` gets the steps in earlier and in all rounds, if the run has a rate decay. A
-    schedule or warm-up also sets it, unless ``training.plan`` is given. ``rounds`` counts the
-    finished rounds. ``aside`` names a further training in the phase.
+    If the network is evidential, ``training.before_pass`` is set to a function that increases the
+    weight of the loss's KL term. ``training.counted`` is set to the numbers of steps in earlier
+    rounds and in all rounds, in two cases:
+
+    - The run has 'train.rate-decay'.
+    - The run has a schedule or a warm-up of the learning rate, and ``training.plan`` is None, so
+      the settings choose the batches.
+
+    Args:
+        training: the training, changed in place. Its fields ``private``, ``plan`` and
+            ``minimum_batch`` are read.
+        settings: the run's settings. ``training.settings`` may have another number of steps.
+        rounds: the number of finished rounds.
+        aside: a key that names a further training in the same phase; empty for the main training.
     """
     if evidences(training.network):
         training.before_pass = anneal_evidence(training, settings, rounds)
@@ -355,9 +403,18 @@ def round_steps(
 ) -> int:
     """Return the number of optimiser steps in a round, which the learning rate is based on.
 
-    A private training has its own number. If 'train.epoch-steps' is set, the number is
-    'train.pace', except for a further training (``aside``) with a schedule or warm-up. Otherwise
-    the number is that of the batches in a round.
+    The first rule that fits decides. A warm-up of the learning rate counts as a schedule.
+
+    - A private training has as many steps as its DP-SGD takes in a round.
+    - If 'train.epoch-steps' is set, the number is 'train.pace'. This rule is not for a further
+      training (``aside``) with a schedule.
+    - Otherwise the number is that of the batches in a round. With a schedule, ``training.settings``
+      gives the length of the round. Without a schedule, ``settings`` does.
+
+    Args:
+        training: the training, with its samples and its own settings.
+        settings: the run's settings.
+        aside: a key that names a further training in the same phase; empty for the main training.
     """
     if training.private:
         return training.private.steps()
@@ -372,8 +429,13 @@ def round_steps(
 def count_steps(steps: int, settings: CommonSettings, rounds: int) -> tuple[int, int]:
     """Return a site's number of optimiser steps in earlier rounds, and its number in the whole run.
 
-    Each of the ``rounds`` finished rounds counts as ``steps`` steps. The second number is 0 if the
-    learning rate has neither a schedule nor a warm-up.
+    Each round counts as ``steps`` steps. The second number is 0 if the learning rate has neither a
+    schedule nor a warm-up.
+
+    Args:
+        steps: the optimiser steps of one round.
+        settings: the number of rounds, and the schedule of the learning rate.
+        rounds: the number of finished rounds.
     """
     before, total = rounds * steps, 0
     if is_scheduled(settings):
@@ -384,11 +446,17 @@ def count_steps(steps: int, settings: CommonSettings, rounds: int) -> tuple[int,
 def anneal_evidence(
     training: LocalTraining, settings: CommonSettings, rounds: int
 ) -> Callable[[int], None]:
-    """Return a function that sets the weight of an evidential loss's KL term before each pass.
+    """Return a function that sets the evidential KL weight before each pass of this round.
 
-    The function takes the pass's index in this round, from 0. The weight is t / 10, at most 1,
-    where t counts the earlier passes of all rounds. With 'train.epoch-steps', t is the epoch's
-    index plus the pass's. ``rounds`` counts the finished rounds.
+    The weight scales the Kullback-Leibler term of an evidential loss. The function takes the index
+    of a pass in this round, from 0. The weight is t / 10, at most 1, where t is the number of
+    passes before this one, over all rounds. If an epoch spans several rounds ('train.epoch-steps'),
+    t is the index of the epoch plus that of the pass.
+
+    Args:
+        training: the training; the evidential losses of its network get the weight.
+        settings: the number of epochs in a round.
+        rounds: the number of finished rounds.
     """
     if settings.epoch_steps:
         before = epoch_of(rounds + 1, settings)

@@ -28,8 +28,15 @@ def raise_memory_shortage(
 ) -> None:
     """Raise a one-line error if ``error`` says that no memory is left, and otherwise return.
 
-    The new error's text has only amounts of memory, the GPU's number and the run's settings. A
-    hospital may send it. ``together`` is the number of sites that were trained as one batch.
+    The new error's text has only amounts of memory, the GPU's number and the run's settings. So a
+    hospital may send it.
+
+    Args:
+        error: the exception that ended a site's answer.
+        run_config: the run's settings by key.
+        message: the message that the site was answering; its type says whether the site was
+            training.
+        together: the number of sites that were trained as one batch.
 
     Raises:
         MemoryShortageError: the site's GPU or machine has no memory left.
@@ -46,9 +53,15 @@ def memory_shortage(
 ) -> MemoryShortageError | None:
     """Build the one-line error for a failed allocation of memory, and free what the work held.
 
-    For any other error, the result is None and nothing is freed. The local variables in the
-    traceback of ``error`` are cleared. ``training`` tells whether the site was training.
-    ``together`` is the number of sites that were trained as one batch.
+    The result is None for any other error, and nothing is freed then. The local variables in the
+    traceback of ``error`` are cleared. Otherwise the next site, or another process on the same GPU,
+    would find the memory taken. The caller raises the result.
+
+    Args:
+        error: an exception of PyTorch, or Python's MemoryError.
+        settings: the run's settings.
+        training: whether the site was training. If not, the error does not advise smaller batches.
+        together: the number of sites that were trained as one batch.
     """
     text = str(error)
     on_gpu = isinstance(error, torch.OutOfMemoryError) or any(part in text for part in _OF_GPU)
@@ -69,10 +82,13 @@ def memory_shortage(
 
 
 def _describe_gpu(text: str) -> tuple[str, str, float]:
-    """Return the GPU that an error names, a note on who holds its memory, and others' share.
+    """Describe the GPU that an error names, and the processes that hold its memory.
 
-    CUDA is asked for the numbers now. The note also gives this process's limit, if any. The share,
-    0 to 1, is that of other processes. If CUDA fails, the note is "" and the share 0.
+    Returns:
+        Three values. The first is the GPU, such as "GPU 1", or "GPU 0" if the error names none. The
+        second is a text with a leading space, such as " (of 80.0 GiB this process holds 12.0, other
+        processes 60.0)". The third is the share of the GPU, 0 to 1, that other processes hold. If
+        CUDA gives no numbers, the text is "" and the share 0.
     """
     index, match = 0, _GPU.search(text)
     if match:
@@ -96,8 +112,22 @@ def _remedy(
 ) -> str:
     """Propose, in an instruction to the user, how the work can fit into memory.
 
-    The advice depends on the bottleneck, GPU or machine, and on whether one or several sites were
-    training. If ``others``, the share of other processes, exceeds 0.5, ending them comes first.
+    The advice is to start another run with one of these changes:
+
+    - A larger share of the GPU, if the GPU is short of memory and this process may use only a part.
+    - Fewer sites per batch, if several sites were trained as one batch.
+    - Smaller batches, if a single site was training.
+    - A smaller network or smaller images, if no site was training.
+    - The CPU as the device, if the GPU is short of memory.
+
+    If other processes hold more than half of the GPU, the first advice is to end them.
+
+    Args:
+        settings: the run's settings.
+        training: whether the site was training.
+        together: the number of sites that were trained as one batch.
+        on_gpu: whether the GPU's memory is short, not the machine's.
+        others: the share of the GPU that other processes hold, 0 to 1.
     """
     changes = []
     if on_gpu and gpu_share() < 1:
@@ -131,8 +161,9 @@ def _smaller_steps(settings: CommonSettings) -> list[str]:
 def _free_memory_of(error: BaseException) -> None:
     """Free the memory that failed work still holds, by clearing the error's traceback.
 
-    The tracebacks of the errors that led to ``error`` are cleared too. Cached memory is returned to
-    the GPU, if there is one.
+    The local variables of all functions in the traceback are cleared. The tracebacks of earlier
+    errors that led to ``error`` are cleared too. Cached memory is returned to the GPU, if there is
+    one.
     """
     link: BaseException | None = error
     while link is not None:

@@ -47,11 +47,13 @@ _KINDS = _optimiser_classes()
 def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
     """Build the optimiser that the settings choose, for the trainable parameters of ``module``.
 
-    The module's ``slow_parameters()``, if any, get the learning rate 'vit.basic-learning-rate'. Its
-    ``apart_parameters()``, if any, are left out, because a second optimiser trains them.
+    If ``module`` has a method ``slow_parameters()``, the parameters that it returns get the
+    learning rate 'vit.basic-learning-rate'. If it has a method ``apart_parameters()``, the
+    parameters that it returns are left out, because the federated method trains them with a second
+    optimiser.
 
     Raises:
-        SettingError: the optimiser is unknown or refuses its arguments.
+        SettingError: PyTorch has no optimiser of that name, or the optimiser refuses the arguments.
     """
     slow: set[nn.Parameter] = set(getattr(module, "slow_parameters", list)())
     apart: set[nn.Parameter] = set(getattr(module, "apart_parameters", list)())
@@ -116,11 +118,13 @@ def _refusal(settings: CommonSettings, error: Exception) -> SettingError:
 def check_optimiser(settings: CommonSettings) -> None:
     """Check that the run's optimiser can be built, and can take a step on small tensors.
 
-    If 'train.optimiser-state' is "run", each tensor of its state must have the shape of its weight
-    or be a scalar. Only then can a site store the state over rounds.
+    The tensors have the shapes (2,) and (2, 3), so an optimiser that fails only on larger ones
+    passes. If 'train.optimiser-state' is "run", a site stores the optimiser's state over rounds.
+    Each tensor of the state must then have the shape of its weight or be a scalar.
 
     Raises:
-        SettingError: the optimiser fails, or its state has other shapes.
+        SettingError: the optimiser cannot be built, cannot take a step, or has a state of other
+            shapes that must be stored.
     """
     weights = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in ((2,), (2, 3))])
     optimiser = open_optimiser(weights, settings)
@@ -147,12 +151,20 @@ def check_optimiser(settings: CommonSettings) -> None:
 def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) -> None:
     """Check that the optimiser's settings let each of the first steps have an effect on the result.
 
-    Otherwise a few patients could nearly decide the reply. Of ``least`` steps at most 5 are
-    checked, and 0 or 1 passes. ``pull`` is the strength of a penalty towards the initial weights.
+    Otherwise a single step, and so a few patients, could nearly decide the reply. A strong
+    momentum, decay or penalty can cause that. The check trains a single weight without data, and
+    trains it again for each step with the gradient of that step negated. Each negation must change
+    the result by at least a hundredth of the largest change.
+
+    Args:
+        settings: the run's settings.
+        least: the number of steps to check; at most 5 are checked, and 0 or 1 always passes.
+        pull: the factor of a penalty's gradient towards the initial weights; 0 for no penalty.
 
     Raises:
-        RefusedError: a step has too little effect.
-        SettingError: the optimiser is unusable.
+        RefusedError: a step has too little effect. The error gives the number of steps and the
+            number that have enough effect.
+        SettingError: the optimiser cannot be built.
     """
     steps = min(least, _TRIED)  # a simulated site's floor is 1, so nothing is refused there
     weights = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(steps + 1)])
@@ -181,8 +193,9 @@ def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) ->
 def eager(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
     """Return a subclass of the optimiser class ``kind`` with the same results but a faster start.
 
-    The subclass lacks the guards for ``torch.compile`` around methods such as ``step``. At the
-    first call, these guards import a large module, which takes over a second.
+    PyTorch wraps some methods of its optimisers, such as ``step``, to guard them against
+    ``torch.compile``. At the first call these guards import a large module, which takes more than a
+    second in every process. The subclass has the methods without guards. It is made once per class.
     """
     base = cast(type[Optimizer], kind)
     methods: dict[str, Any] = {}
@@ -209,9 +222,10 @@ def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
 def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]) -> None:
     """Put an optimiser's stored state back into it, so that it continues where it stopped.
 
-    ``stored`` has the arrays of ``moments_of``. A parameter of ``module`` begins without state if
-    nothing is stored for it, or if an array is neither a scalar nor of its shape. Arrays for
-    unknown parameters are ignored.
+    ``stored`` has the arrays of ``moments_of``, which are moved to the device of their parameters.
+    Step counts stay on the CPU, unless the optimiser computes them on the GPU. A parameter begins
+    without state if nothing is stored for it, or if a stored array is neither a scalar nor of the
+    parameter's shape. Arrays for unknown parameters are ignored.
     """
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in stored.items():

@@ -38,7 +38,9 @@ class Pacing:
         """Return the sample indices of each step in this round, one tensor (``size``,) per step.
 
         The steps continue in the epoch's ``order`` of samples, after the ``position`` steps already
-        taken. After the last sample of the order, the first sample follows again.
+        taken. After the last sample of the order, the first sample follows again. A step uses at
+        least two samples, so this happens at a site with fewer than two samples per step of the
+        epoch.
         """
         # (steps * size,) positions in the epoch's order, wrapped around its end
         places = torch.arange(self.steps * self.size) + self.position * self.size
@@ -64,18 +66,30 @@ def train_continued(
     site: str,
     order: Callable[[int], Tensor | None] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Train from the point where the site's last round stopped.
+    """Train from the point where the site's last round stopped; return the loss and the new state.
 
-    The optimiser continues with its ``stored`` moments. With 'train.epoch-steps', the position in
-    an epoch of several rounds continues too. ``order`` gives an epoch's sample order (n,), or None
-    for a random one.
+    The optimiser continues with its stored moments, such as Adam's running means. A parameter that
+    is new, or whose shape has changed, begins with new moments. If 'train.epoch-steps' is set, an
+    epoch spans several rounds. The training then also continues at the stored position in the
+    epoch.
+
+    Args:
+        training: the training, whose ``optimiser`` is set. If an epoch spans rounds, its ``plan``,
+            the batches of this round, is also set.
+        stored: the site's state before this message; may be empty.
+        round_: the round, from 1.
+        site: the site's name.
+        order: returns the order (n,) of the samples in a given epoch, or None for a random order;
+            used only if an epoch spans rounds.
 
     Returns:
-        The mean loss over the last pass, and the state to store.
+        The mean loss over the last pass, and the arrays to store for the next round.
 
     Raises:
-        SiteError: the training diverged, or the data changed.
-        RefusedError: the training is too small.
+        SiteError: the training diverged, or the number of training samples has changed within an
+            epoch.
+        RefusedError: the training has fewer steps, or fewer samples in a batch, than the hospital
+            requires.
     """
     network, settings = training.network, training.settings
 
@@ -115,11 +129,20 @@ def open_pacing(
 ) -> Pacing:
     """Return the site's position in its epoch, and the order of its samples, for this round.
 
-    An epoch spans several rounds. Within it, the ``stored`` position and order are used. At its
-    start, or if none are stored, the position is 0 and ``new_order`` gives the order (samples,).
+    An epoch spans several rounds here. Within an epoch, the stored position and order are used. At
+    the start of an epoch, or if no state of this epoch is stored, the position is 0 and the order
+    is new.
+
+    Args:
+        stored: the site's state before this message; may be empty.
+        round_: the round, from 1.
+        samples: the number of the site's training samples.
+        settings: the number of steps in an epoch and in a round.
+        new_order: returns the order (samples,) of the samples in a given epoch.
 
     Raises:
-        SiteError: the number of training samples has changed within the epoch.
+        SiteError: the number of the site's training samples has changed since an earlier round of
+            this epoch.
     """
     epoch, size = epoch_of(round_, settings), batch_of(samples, settings)
     known = stored.get(f"{PREFIX}{_EPOCH}")

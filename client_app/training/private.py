@@ -38,9 +38,10 @@ class PrivateTraining:
     def plan(self, count: int) -> Iterator[list[Tensor]]:
         """Yield the passes of a private training over ``count`` samples.
 
-        A pass is a list of batches of sample indices. Each sample is in each batch with probability
-        ``rate``, independently, so batches may be empty. A pass has 1 / ``rate`` batches, rounded
-        up, and the last may have fewer. All passes together have ``steps()`` batches.
+        A pass is a list of batches, each a tensor of sample indices. Each sample is in each batch
+        with probability ``rate``, independently, so batches differ in size and may be empty. A pass
+        has 1 / ``rate`` batches, rounded up. All passes together have ``steps()`` batches, so the
+        last pass may have fewer.
         """
         # Poisson batches differ in size, so an epoch has 1 / q batches on average
         left, per_epoch = self.steps(), math.ceil(1 / self.rate)
@@ -61,14 +62,31 @@ class PrivateTraining:
         penalty: Callable[[], Tensor] | None = None,
         scaler: GradScaler | None = None,
     ) -> Tensor:
-        """Set the parameters' ``grad`` to a noisy mean of clipped gradients, and return the loss.
+        """Set the parameters' ``grad`` to a noisy mean of clipped gradients; return the mean loss.
 
-        Each sample's gradient is clipped, and noise is added to the sums. The divisor is the
-        expected batch size. Each call uses up one noisy answer charged before. ``penalty`` must
-        depend only on the parameters, and gets no noise. ``scaler`` is ignored.
+        The gradient of each sample is clipped, the gradients are added up, and noise is added to
+        the sums. The sums are divided by the expected batch size, because the real batch size is
+        private. Each call uses up one noisy answer whose epsilon was charged before.
+
+        Args:
+            network: the network whose gradients are set.
+            objective: maps inputs and labels to a mean loss.
+            inputs: the batch, on the device. With an empty batch, the gradients consist only of
+                noise.
+            labels: classes (batch,), on the device.
+            settings: 'train.micro-batch' is the number of samples computed at a time; a real
+                hospital always computes them one by one.
+            compute: the device and the precision.
+            penalty: returns a term that depends only on the parameters; None for no penalty. The
+                term reveals nothing about a patient, so its gradient gets no clipping and no noise.
+            scaler: ignored, and always None, because 'fp16' is refused in private runs.
 
         Returns:
-            The mean loss plus the penalty, a detached scalar.
+            The mean loss over the real batch (0 for an empty batch) plus the penalty, a detached
+            scalar. A sample's loss that is not finite counts as 0.
+
+        Raises:
+            RuntimeError: more calls were made than were charged, which is a bug in the caller.
         """
         parameters, size = dict(network.named_parameters()), settings.micro_batch
         with compute.autocast():

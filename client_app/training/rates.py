@@ -41,11 +41,21 @@ def is_scheduled(settings: CommonSettings) -> bool:
 def rate_setter(
     optimisers: Sequence[Optimizer], settings: CommonSettings, before: int, total: int
 ) -> Callable[[], None] | None:
-    """Return a function that sets the learning rates before each step, or None for constant rates.
+    """Return a function that sets the learning rates before each step; None for constant rates.
 
-    Each call multiplies all initial rates by the factor of the schedule or, with
-    'train.rate-decay', by 1 / sqrt(n) for step n of all rounds. ``before`` steps of earlier rounds
-    are skipped. ``total`` counts the steps of all rounds, and is 0 without a schedule.
+    Each call sets the rates of the next step. All initial rates are multiplied by the same factor:
+
+    - With a schedule (``total`` above 0) the factor comes from the schedule. After its last step, a
+      call raises StopIteration.
+    - With 'train.rate-decay' the factor is 1 / sqrt(n) for step n, which counts from 1 over all
+      rounds.
+
+    Args:
+        optimisers: the network's optimiser, and all other optimisers that step together with it.
+        settings: the schedule or decay of the learning rate.
+        before: the number of steps that the site has taken in earlier rounds. The function starts
+            with the step after them.
+        total: the number of steps in all rounds; 0 without a schedule.
     """
     rates = []
     for optimiser in optimisers:
@@ -105,8 +115,10 @@ def _scheduler(
 ) -> lr_scheduler.LRScheduler:
     """Build the run's PyTorch scheduler for ``steps`` steps per round.
 
-    The run must have a schedule or a warm-up. The linear warm-up comes first. 'train.warm-up' is a
-    share of all rounds if it is below 1, otherwise a number of rounds.
+    The run must have a schedule or a warm-up. A linear warm-up comes first, and the step after it
+    has the full learning rate. If 'train.warm-up' is below 1, it is a share of all rounds.
+    Otherwise it is a number of rounds. The ``step_size`` of the step schedule is also a number of
+    rounds.
     """
     rounds, warm_up = settings.rounds, settings.warm_up
     if warm_up < 1:  # a share of all rounds; a larger number counts rounds
@@ -137,8 +149,12 @@ def _scheduler(
 def _arguments(schedule: str, text: str) -> dict[str, Any]:
     """Read 'train.schedule-arguments' as keyword arguments for the schedule, and check their names.
 
-    ``text`` is the setting's value, such as "{pct_start: 0.3}". The numbers are not checked. An
-    unknown name gives a SettingError.
+    Args:
+        schedule: the name of the schedule.
+        text: the value of the setting, such as "{pct_start: 0.3}". The numbers are not checked.
+
+    Raises:
+        SettingError: the text is malformed, or names an argument that this schedule does not take.
     """
     chosen: dict[str, Any] = parse_structure(
         "train.schedule-arguments", text, _EXAMPLES.get(schedule, "{pct_start: 0.3}")
@@ -157,10 +173,11 @@ def check_schedule(settings: CommonSettings) -> None:
     """Check that the learning rate's schedule can be built, and fits the other settings.
 
     A schedule or a warm-up excludes 'train.rate-decay', and the warm-up must be shorter than the
-    run. Without both, only the names in 'train.schedule-arguments' are checked.
+    run. If there is neither a schedule nor a warm-up, only 'train.schedule-arguments' are checked.
 
     Raises:
-        SettingError: the schedule cannot be used. The error gives the first reason.
+        SettingError: the arguments are malformed or unknown to the schedule, or the schedule cannot
+            be used. The error gives the first reason and the setting to change.
     """
     arguments = _arguments(settings.schedule, settings.schedule_arguments)
     if is_scheduled(settings):
@@ -170,11 +187,18 @@ def check_schedule(settings: CommonSettings) -> None:
 
 
 def _reasons_against(settings: CommonSettings, arguments: dict[str, Any]) -> Iterator[str]:
-    """Yield each reason why a schedule cannot be used, in a fixed order.
+    """Yield each reason why a schedule cannot be used; the user gets only the first reason.
 
-    'train.rate-decay' and, for 'one-cycle', 'train.warm-up' exclude a schedule. The warm-up must be
-    shorter than the run. Schedule 'step' needs a ``step_size`` above 0. PyTorch must accept the
-    arguments.
+    The reasons are, in this order:
+
+    - The run also has 'train.rate-decay'.
+    - Schedule 'one-cycle', which warms up by itself, also has 'train.warm-up'.
+    - 'train.warm-up' is at least the number of rounds.
+    - Schedule 'step' has no ``step_size``, or one that is not above 0.
+    - PyTorch refuses the arguments, or they give a rate that is negative or not finite. Only the
+      first 1,000 rounds are checked, with one rate each.
+
+    ``arguments`` are the parsed 'train.schedule-arguments'.
     """
     if settings.rate_decay != "none":
         yield (

@@ -31,11 +31,12 @@ class PrivateMeans:
     def mean(self, rows: Tensor) -> Tensor:
         """Compute the noisy mean (d,), float32, over the rows (n, d) of all training samples.
 
-        Each row is clipped, and Gaussian noise is added to the sum. The divisor is the reported
-        number of samples, at least 1. Each call uses up one noisy answer charged before.
+        Each row is clipped, and Gaussian noise is added to the sum. The noisy sum is divided by the
+        reported number of samples, or by 1 if that number is 0. Each call uses up one noisy answer
+        whose epsilon was charged before.
 
         Raises:
-            RuntimeError: all charged answers are used up.
+            RuntimeError: more calls were made than were charged, which is a bug in the caller.
         """
         sums = torch.zeros(rows.shape[1:], dtype=torch.int64)
         for number in range(len(rows)):
@@ -52,12 +53,28 @@ def class_means(
     min_samples: int,
     private: PrivateMeans | None = None,
 ) -> dict[int, Tensor]:
-    """Return each class's mean (d,) of ``function`` over its training samples, float32 on the CPU.
+    """Return each class's mean of ``function`` over its training samples, for large enough classes.
 
-    In a task without classes, groups of samples take their place. Classes with fewer than
-    ``min_samples`` are left out. ``private`` adds noise, and reported numbers replace the true
-    ones. ``function`` maps inputs (batch, ...) to rows (batch, d). The network is put into eval
-    mode.
+    In a task without classes, the task's groups of samples (strata) take their place. Private sums
+    get noise, and are divided by the reported number of samples instead of the true number. At a
+    real hospital they are computed one sample at a time. The network is put into eval mode, so that
+    a sample's values do not depend on its batch or on chance.
+
+    Args:
+        network: placed on the compute device.
+        silo: the site's data.
+        compute: the device and the precision.
+        function: maps inputs (batch, ...) to rows (batch, d).
+        min_samples: the minimum number of samples of a class. For private means, the reported
+            numbers are compared with it.
+        private: the mechanism for private means; None for exact means.
+
+    Returns:
+        Class or group -> mean (d,), float32 on the CPU; empty if no class has enough samples.
+
+    Raises:
+        RuntimeError: more private means were computed than were charged, which is a bug in the
+            caller.
     """
     task, split = task_named(silo.task), silo.train
     strata, classes = task.strata(split.labels), task.stratum_count(silo.shape.outputs)

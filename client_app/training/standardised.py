@@ -16,12 +16,14 @@ from fedsilo.strategies.wire.records import unpack
 def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Silo:
     """Return a site's data, ready for a network: standardised and without missing values.
 
-    A table's missing values become 0. Images stay unchanged. A numeric outcome stays in its unit,
-    but its mean and deviation are recorded.
+    The features of a table are standardised, and its missing values become 0. Images are returned
+    unchanged. A numeric outcome stays in its unit, but the result records its mean and deviation.
+    'data.standardise' decides whether means and deviations are the site's own, the schema's, or
+    those in the server's message ``content``.
 
     Raises:
         SettingError: 'data.standardise' is 'declared', but the schema declares no statistics.
-        SiteError: 'data.standardise' is 'pooled', but ``content`` lacks the statistics.
+        SiteError: 'data.standardise' is 'pooled', but the message lacks the pooled statistics.
     """
     if not silo.columns():
         return silo
@@ -33,12 +35,14 @@ def find_standardisation(
 ) -> FeatureStatistics:
     """Return the mean and standard deviation of each column, (columns,), that standardise the data.
 
-    'data.standardise' chooses the site's training samples ("site"), the schema ("declared") or the
-    server's message ``content`` ("pooled").
+    Columns are the features of a table and a numeric outcome. 'data.standardise' decides where the
+    statistics come from. With "site", they come from the site's training samples, and with
+    "declared" from the schema. With "pooled" they come from the server's message, and describe all
+    sites.
 
     Raises:
-        SettingError: "declared" is set, but the schema declares no statistics.
-        SiteError: "pooled" is set, but the message lacks them.
+        SettingError: 'data.standardise' is 'declared', but the schema declares no statistics.
+        SiteError: 'data.standardise' is 'pooled', but the message lacks the pooled statistics.
     """
     if settings.standardise == "site":
         return pooled_statistics([sums_of(silo.column_values())])
@@ -61,8 +65,13 @@ def find_standardisation(
 def standardise_silo(silo: Silo, standardisation: FeatureStatistics) -> Silo:
     """Return a copy of the silo in which all splits are standardised and missing values are 0.
 
-    Numeric outcomes stay in their unit, but the copy records their statistics. ``standardisation``
-    has the mean and deviation of each column of ``silo.columns()``, (columns,) each.
+    The copy records the statistics of its features and of a numeric outcome. Numeric outcomes stay
+    in their unit, because the task standardises them in the loss. ``silo`` itself is not changed.
+
+    Args:
+        silo: the site's data.
+        standardisation: the mean and deviation of each column of ``silo.columns()``, (columns,)
+            each.
     """
     count, outcome = len(silo.features), None
     if len(silo.columns()) > count:

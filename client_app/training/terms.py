@@ -73,7 +73,8 @@ class StackableLoss:
         """Compute the loss of each sample, (batch,), instead of one loss for the batch.
 
         In a simulation, several sites may train as one batch, and each sample's loss must be kept
-        apart. The loss function then combines losses (batch,) instead of means.
+        apart. So each loss that the method's function asks for is a tensor (batch,) instead of a
+        mean.
         """
         each = Batch(inputs, labels, self._network.losses, cross_entropies, _keep_each)
         losses: Tensor = self._function(each, *self.parts)

@@ -34,14 +34,23 @@ _DAMAGES = (
 def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[str]:
     """Download the missing files of a public data set, and unpack those that are archives.
 
-    Files with the right MD5, and unpacked files of the right sizes, are kept. ``base_url`` is a
-    mirror's address, and '' means ``source.url``.
+    A file that already exists with the right MD5 is not downloaded again. An archive is not
+    unpacked again if its files already exist with the right sizes. The work begins only when the
+    result is iterated.
+
+    Args:
+        source: the public data set. Its files go into its folder below ``data_dir``, which is
+            created.
+        data_dir: the data directory.
+        base_url: the address of a mirror with files of the same names. '' means ``source.url``.
 
     Yields:
-        Progress lines for the user. The work begins when they are iterated.
+        A line about the data set's source and licence. Then, for each file, a line that says
+        whether the file was downloaded or already existed, and for an archive another line about
+        unpacking. A data set without files yields nothing.
 
     Raises:
-        DataError: a download or an unpacking fails.
+        DataError: a download fails, an MD5 differs, or an archive cannot be unpacked.
     """
     from pooch import file_hash
 
@@ -66,8 +75,11 @@ def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[s
 def _download(base_url: str, file: RemoteFile, target: Path) -> None:
     """Download a file into a scratch folder, and move it to ``target`` once its MD5 is right.
 
-    The address is ``base_url``, a slash and the file's name. After a ``DataError``, ``target`` is
-    unchanged.
+    The address is ``base_url``, a slash and the file's name.
+
+    Raises:
+        DataError: the address cannot be read, the disk is full, or the MD5 differs. ``target`` is
+            then unchanged.
     """
     from pooch import HTTPDownloader, file_hash
 
@@ -115,12 +127,14 @@ def _unpack_once(archive: Path, folder: Path) -> str:
 def unpack(archive: Path, folder: Path) -> int:
     """Unpack a zip or tar archive into ``folder``, and return the number of unpacked files.
 
-    A missing folder is created. Existing files of the same names are replaced, but only after the
-    whole archive was unpacked.
+    The folder is created if it is missing. Existing files of the same names are replaced, but only
+    after the whole archive was unpacked. A damaged archive therefore changes no existing file.
+    Empty folders in the archive are not created.
 
     Raises:
-        DataError: the archive is missing, damaged or too large, has a link or a path outside its
-            folder, or cannot be written.
+        DataError: the archive is missing or damaged, contains a link or a path outside its folder,
+            or is larger than allowed when unpacked (by default 1 GiB). The error is also raised if
+            a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -155,10 +169,19 @@ def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
 
 
 def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], work: Path) -> None:
-    """Unpack the files named in ``sizes`` from an opened zip archive into the folder ``work``.
+    """Unpack files from a zip archive into the folder ``work``.
 
-    The unpacked bytes are counted, because a zip may state false sizes. A ``DataError`` ends the
-    work when they exceed the limit, by default 1 GiB.
+    The unpacked bytes are counted, because a zip may state false sizes. When their sum exceeds the
+    limit, unpacking stops. The files unpacked until then stay in ``work``.
+
+    Args:
+        archive: the zip's path, for errors.
+        zipped: the opened zip.
+        sizes: the names of the files to unpack.
+        work: the folder to unpack into.
+
+    Raises:
+        DataError: the unpacked files together are larger than allowed (by default 1 GiB).
     """
     total = 0
     for name in sizes:
@@ -171,11 +194,11 @@ def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], w
 def is_unpacked(archive: Path, folder: Path) -> bool:
     """Tell whether every file in an archive already exists in ``folder``, with the same size.
 
-    The contents are not compared.
+    The contents are not compared. The answer is True for an archive without files.
 
     Raises:
-        DataError: the archive is damaged or too large when unpacked, or has a link or a path
-            outside its folder.
+        DataError: the archive is damaged or too large when unpacked (by default above 1 GiB), or
+            contains a link or a path outside its folder.
         OSError: the archive is missing or cannot be read.
     """
     with _open_archive(archive) as (_, sizes):
@@ -192,8 +215,17 @@ def _open_archive(
 ) -> Iterator[tuple[zipfile.ZipFile | tarfile.TarFile, dict[str, int]]]:
     """Open a zip or tar archive for a ``with`` block, after checking all entries in it.
 
-    The block gets the open archive and its files: name -> size in bytes. Links, outside paths,
-    excessive size and damage, even if found inside the block, raise ``DataError``.
+    An archive may also prove damaged while the block reads it. The block then ends with the same
+    ``DataError``.
+
+    Yields:
+        The open archive, and a dictionary: name of a file in the archive -> its size in bytes.
+        Folders are not included.
+
+    Raises:
+        DataError: the archive is damaged or too large when unpacked (by default above 1 GiB), or
+            contains a link, a device or a path outside its folder. In a zip, a compression method
+            other than none and deflate is also refused.
     """
     try:
         if zipfile.is_zipfile(archive):
@@ -236,10 +268,14 @@ class _Member(tarfile.TarInfo):
 
 
 def _count_members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a tar archive, and raise ``DataError`` when their total is too large.
+    """Yield the members of a tar archive, and stop with an error when they are too large together.
 
-    Each member adds its unpacked size, and 1024 bytes for its header. The total is checked before
-    the member is yielded. The limit is 1 GiB by default.
+    Each member adds its unpacked size, and 1024 bytes for its header, to the total. The total is
+    checked before each member is yielded. A small file that would unpack to a huge one is therefore
+    refused early. ``archive`` is the path that the error shows.
+
+    Raises:
+        DataError: the members together are larger than allowed when unpacked (by default 1 GiB).
     """
     size = 0
     for member in tar:
@@ -255,10 +291,21 @@ def _is_plain(entry: zipfile.ZipInfo) -> bool:
 
 
 def _check_entries(entries: Iterable[tuple[str, int, bool]], archive: Path) -> dict[str, int]:
-    """Check the names and kinds of an archive's entries, and return its files: name -> bytes.
+    """Check the names and kinds of an archive's entries, and return the sizes of its files.
 
-    Each entry has a name, a size, and a flag that is False for links and devices. Links, devices,
-    absolute names, '..' and backslashes raise ``DataError``.
+    Args:
+        entries: for each entry its name, its size in bytes, and a flag. The flag is True for a
+            plain file and for a folder, and False for a link and a device. A folder's name ends in
+            '/'.
+        archive: the archive's path, for errors.
+
+    Returns:
+        File name -> size in bytes, in the archive's order, without folders. If a name appears
+        twice, the later size counts.
+
+    Raises:
+        DataError: an entry is a link or a device, or has a bad name. A name is bad if it is empty,
+            is absolute, or contains a backslash or the folder '..'.
     """
     sizes = {}
     for name, size, plain in entries:

@@ -78,11 +78,17 @@ class PublicFiles:
     def find(self, places: Places, names: Iterable[str] | None = None) -> Path:
         """Check that this public data set's files exist, and return the folder that contains them.
 
-        Only existence is checked, for the files in ``names`` or for all. If fedsilo can download no
-        files of this data set, nothing is checked, and ``Path()`` is returned.
+        Only existence is checked, not the MD5. If fedsilo can download no files of this data set,
+        nothing is checked, and ``Path()`` is returned.
+
+        Args:
+            places: the folders for data and cache. The data directory contains the data set's
+                folder.
+            names: the names of the files to check. None or an empty list checks all files.
 
         Raises:
-            DataError: no data directory is named, or a file is missing.
+            DataError: no data directory is named, or a file is missing. The error explains how to
+                download the data set.
         """
         if not self.files:
             return Path()

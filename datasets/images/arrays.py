@@ -60,11 +60,12 @@ class OwnArrays(DataSet):
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the names of the sites that have an ``.npz`` file, in alphabetical order.
 
-        A file is named after its site. Special characters may be encoded: ``S+fc+d.npz`` belongs to
-        the site 'Süd'.
+        A file is named after its site. Special characters may be encoded as ``folder_name`` does
+        it: ``S+fc+d.npz`` belongs to the site 'Süd'. Only the data directory in ``places`` matters.
 
         Raises:
-            DataError: the data directory has no ``.npz`` file, or a file's name is invalid.
+            DataError: the data directory has no ``.npz`` file, a file's name cannot be a site's
+                name, or two files belong to one site.
         """
         folder = self._folder(places)
         names = sorted(_find_files(folder))
@@ -75,9 +76,9 @@ class OwnArrays(DataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that reads a new sample for a site from a ``.npy`` file.
 
-        The function takes a path and returns (channels, height, width). It raises
-        ``BrokenImageError`` unless the sample is finite, with the shape and type of the site's
-        samples.
+        The function takes a path and returns an array (channels, height, width). It raises
+        ``BrokenImageError`` if the file cannot be read, or if it contains NaN or infinity. The
+        sample must also have the shape and type of the samples in the site's array ``x``.
 
         Raises:
             DataError: the file with the site's arrays is missing or invalid.
@@ -96,8 +97,12 @@ class OwnArrays(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Open a site's silo in the cache, or create it there from the site's arrays.
 
-        Samples with equal bytes stay in the same part (train, val or test). If 'split.test-folds'
-        is 0, a random quarter of the samples are test samples.
+        The arrays are read in both cases. If 'split.test-folds' is 0, a random quarter of the
+        samples are test samples. Samples with equal bytes stay in the same part (train, val or
+        test), and the site's log has their number.
+
+        Raises:
+            DataError: the arrays are invalid, or the split leaves fewer than 2 training samples.
         """
         path = self._file(name, places)
         stamp = path.stat()
@@ -147,8 +152,12 @@ class OwnArrays(DataSet):
 def _find_files(folder: Path) -> dict[str, Path]:
     """Find each site's ``.npz`` file in a folder: site -> path, in the order of the paths.
 
-    A file is named after its site. Special characters may be encoded: ``S+fc+d.npz`` belongs to the
-    site 'Süd'. A name that is no site's name raises ``DataError``.
+    A file is named after its site. Special characters may be encoded as ``folder_name`` does it:
+    ``S+fc+d.npz`` and ``Süd.npz`` both belong to the site 'Süd'. Without such files the result is
+    empty.
+
+    Raises:
+        DataError: a file's name cannot be a site's name, or two files belong to one site.
     """
     return find_by_site({path.stem: path for path in sorted(folder.glob("*.npz"))})
 
@@ -169,10 +178,20 @@ def _number_contents(x: npt.NDArray[Any]) -> list[int]:
 
 
 def _read_sample(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Read a ``.npy`` file as one sample, and check its shape and type.
+    """Read a ``.npy`` file as one sample, and check its shape and type against those of a site.
 
-    The shape is (channels, height, width). A file with one channel may omit that axis. Floats of
-    any width count as float32. An unsuitable file, NaN or infinity raises ``BrokenImageError``.
+    Args:
+        path: the file.
+        shape: the expected shape, (channels, height, width). For one channel, the file may also
+            have (height, width).
+        dtype: the expected type. Floats of any width in the file count as float32.
+
+    Returns:
+        The sample, with the shape ``shape`` and the type ``dtype``.
+
+    Raises:
+        BrokenImageError: the file is missing or not an array, the sample has another shape or type,
+            or the sample contains NaN or infinity.
     """
     check_file(path)
     try:
@@ -213,10 +232,22 @@ def _read(path: Path, task: Task) -> Arrays:
 def _check_arrays(
     where: str, task: Task, x: npt.NDArray[Any], y: npt.NDArray[Any], classes: npt.NDArray[Any]
 ) -> Arrays:
-    """Check the arrays of a site, and convert them to shapes and types that a silo stores.
+    """Check the three arrays of a site, and convert them to shapes and types that a silo stores.
 
-    The samples ``x`` become (n, channels, height, width), float32 or uint8. The labels ``y`` get
-    the task's type. Class names become Unicode NFC. Errors begin with ``where``.
+    Args:
+        where: the text with which an error begins, such as the file's path.
+        task: the task, which decides the form of the labels.
+        x: the samples, (n, channels, height, width) or (n, height, width), floats or uint8.
+        y: the labels, such as class indices (n,) for classification.
+        classes: the names of the classes or findings, or of a numeric outcome.
+
+    Returns:
+        The samples as (n, channels, height, width), float32 or uint8. The labels have the type
+        ``task.label_type``. The names are in the Unicode form NFC.
+
+    Raises:
+        DataError: an array has a wrong type or shape, a sample has NaN or infinity, a name is
+            invalid or appears twice, or a label is invalid for the task.
     """
     if x.dtype.kind == "f":
         x = _as_float32(x)
@@ -235,8 +266,8 @@ def _check_arrays(
 def _sample_fault(x: npt.NDArray[Any]) -> str:
     """Explain why ``x`` is not a valid array of samples, or return '' if it is one.
 
-    A valid array is float32 or uint8, has 3 or 4 dimensions, and is finite. The text ends an error
-    message, and begins with "x".
+    The text ends an error message, and begins with "x". The array must be float32 or uint8, with 3
+    or 4 dimensions, and finite. An empty array is valid.
     """
     if x.dtype not in (np.float32, np.uint8) or x.ndim not in (3, 4):
         return (
@@ -250,8 +281,9 @@ def _sample_fault(x: npt.NDArray[Any]) -> str:
 def _class_fault(classes: npt.NDArray[Any], fewest: int) -> str:
     """Explain why an array is not a list of distinct class names, or return '' if it is one.
 
-    The array must be one-dimensional, with at least ``fewest`` strings. They must differ even in
-    the Unicode form NFC, and have only visible characters.
+    The explanation is the end of an error message. The array must be one-dimensional, and contain
+    at least ``fewest`` strings. The strings must differ even in the Unicode form NFC. They must not
+    contain characters that show nothing, such as control characters.
     """
     are_names = classes.ndim == 1 and classes.dtype.kind == "U"
     names = set(map(normalise_name, map(str, classes.reshape(-1).tolist())))
@@ -267,14 +299,18 @@ def write_arrays(
 ) -> None:
     """Write each site's samples and labels to a file ``SITE.npz``, with class indices as labels.
 
-    The classes are the distinct labels of all sites, ascending.
+    The classes are the distinct labels of all sites together, in ascending order. A class's name is
+    its label as a string.
 
     Args:
-        folder: an existing folder. Existing files are replaced.
-        silos: site -> (samples, labels). Channels may be on the last axis.
+        folder: an existing folder. Files of the same names are replaced.
+        silos: site -> (samples, labels), at least one site. Channels on the last axis are moved to
+            the second axis (``_channels_first``).
 
     Raises:
-        DataError: a site's arrays are invalid or unlike the first site's.
+        DataError: the samples' shapes differ between sites, a site does not have one label per
+            sample, or its arrays are invalid. The files of the sites before the faulty one are then
+            already written.
     """
     # The labels of all sites, ascending, so that a label has the same number everywhere
     every = np.unique(np.concatenate([np.asarray(y).reshape(-1) for _, y in silos.values()]))
@@ -297,8 +333,8 @@ def write_arrays(
 def _channels_first(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Move the channels of image samples from the last axis to the second axis, if they are last.
 
-    They are last if there are four axes, the last with at most 4 entries and the second with more
-    than 4.
+    They are last if there are four axes, the last axis has at most 4 entries, and the second axis
+    has more than 4. In any other case ``x`` itself is returned.
     """
     # 4 is the most channels an image has, so only the last axis can be the channels then
     are_last = x.ndim == 4 and x.shape[1] > 4 >= x.shape[-1]

@@ -158,10 +158,14 @@ class Declaration(FileModel):
         return self
 
     def labels(self) -> Classes:
-        """Return the predicted quantities: name -> the labels that mean it in lists of images.
+        """Return the predicted quantities: name -> the labels that mean it in manifests.
 
-        Only classes have such labels. For other tasks the labels are an empty tuple. The names are
-        then the findings, the numeric outcome with its unit in brackets, or the survival event.
+        A manifest is a site's list of images. Only classes have such labels. For other tasks the
+        labels are an empty tuple, and the names are:
+
+        - the findings, if there are several,
+        - the outcome, with its unit in brackets if it has one, for a numeric outcome,
+        - the event, for survival.
         """
         if self.outcome and self.unit:
             return {f"{self.outcome} ({self.unit})": ()}

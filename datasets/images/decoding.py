@@ -77,11 +77,12 @@ def decode_image(path: Path, size: int, constancy: bool = False) -> Pixels:
     """Decode an image file to RGB, uint8 (3, size, size).
 
     The image is turned upright by its EXIF data, cropped to its central square, and resized with
-    antialiasing. ``constancy`` then removes the colour of the light.
+    antialiasing. If ``constancy`` is true, the colour of the light in which the picture was taken
+    is removed afterwards (``shades_of_grey``).
 
     Raises:
-        BrokenImageError: the file is missing, damaged or too large, or has more than 8 bits per
-            channel.
+        BrokenImageError: the file is missing, truncated or not an image, or has more than 8 bits
+            per channel or too many pixels.
     """
     with opened_image(path, PICTURES) as image:
         pixels = _central_square(image, size)
@@ -92,11 +93,16 @@ def decode_image(path: Path, size: int, constancy: bool = False) -> Pixels:
 def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
     """Open an image file for a ``with`` block, and turn reading errors into ``BrokenImageError``.
 
-    ``formats`` are the accepted formats, such as 'PNG'. The size is checked before the block, and
-    pixels are decoded inside it.
+    The size in the header is checked before the block runs. The pixels are decoded only inside the
+    block. An error inside the block therefore becomes a ``BrokenImageError`` too.
+
+    Args:
+        path: the file.
+        formats: the accepted formats, such as 'PNG', in Pillow's spelling.
 
     Raises:
-        BrokenImageError: the file cannot be read, is above 1 GiB or has over 89 million pixels.
+        BrokenImageError: the file cannot be read as an image of these formats, is above 1 GiB, or
+            has no pixels or more than 89 million. A tile above 89 million pixels is also refused.
         MemoryError: the image does not fit into memory.
     """
     from PIL import Image, UnidentifiedImageError
@@ -126,9 +132,9 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
 def read_fault(error: Exception) -> str:
     """Explain why a file cannot be read, from the error that the attempt raised.
 
-    The text follows the file's name. A missing file gives "is missing". Another error of the
-    operating system gives "cannot be read" and its reason. All other errors give "is truncated or
-    damaged".
+    The text is a predicate to put after the file's name. A ``FileNotFoundError`` gives "is
+    missing". Any other error of the operating system gives "cannot be read" and the system's
+    reason. All other errors are taken for those of a decoder, and give "is truncated or damaged".
     """
     if isinstance(error, FileNotFoundError):
         return "is missing"
@@ -141,11 +147,12 @@ def read_fault(error: Exception) -> str:
 def check_file(path: Path) -> None:
     """Refuse a path that must not be opened: a pipe, a device or a file of more than 1 GiB.
 
-    Opening a pipe would wait forever. Folders and missing files pass, because reading them raises a
-    clearer error.
+    Callers check a path before they open it, because opening a pipe would wait forever. A folder
+    and a missing file pass, because reading them raises a clearer error. The content of a file is
+    not checked.
 
     Raises:
-        BrokenImageError: the path is refused.
+        BrokenImageError: the path is a pipe, a device or a file of more than 1 GiB.
     """
     fault = file_fault(path)
     if fault:
@@ -168,8 +175,11 @@ def check_pixels(height: int, width: int) -> None:
 def _check_tiles(image: Image) -> None:
     """Check the size of the tiles in a TIFF, because each tile is decoded as a whole.
 
-    A tile above 89 million pixels, or a size that is no whole number, raises ``BrokenImageError``.
-    Images without tiles pass.
+    Images of other formats, and a TIFF without tiles, pass.
+
+    Raises:
+        BrokenImageError: a tile has more than 89 million pixels, or a damaged header states no
+            whole number as its size.
     """
     tags = getattr(image, "tag_v2", {})
     width = tags.get(_TILE_WIDTH, 1)
@@ -199,10 +209,14 @@ def refuse_wide(image: Image) -> None:
 
 
 def _central_square(image: Image, size: int) -> Pixels:
-    """Turn an opened image upright by EXIF, crop its central square, and resize it to ``size``.
+    """Turn an opened image upright, crop its central square, and resize it to RGB (3, size, size).
 
-    The result is RGB, uint8 (3, size, size). ``image`` itself is changed. An image with more than 8
-    bits per channel raises ``BrokenImageError``.
+    The result is uint8. The EXIF data decide how the image is turned, and ``image`` itself is
+    changed. To save time, a large JPEG may be decoded at a lower resolution. Both sides then keep
+    at least twice ``size`` pixels.
+
+    Raises:
+        BrokenImageError: the image has more than 8 bits per channel.
     """
     from PIL import ImageOps
     from PIL.Image import Resampling
@@ -225,9 +239,12 @@ def _central_square(image: Image, size: int) -> Pixels:
 def shades_of_grey(pixels: Pixels) -> Pixels:
     """Remove the colour of the light from RGB pixels (3, height, width), and keep their brightness.
 
-    A channel's light is the power mean of its pixels, with power 6. Each channel is scaled so that
-    its light becomes the root mean square of all three. A black channel stays black. The result is
-    uint8.
+    The light in a channel is estimated as the power mean of the channel's pixels, with power 6.
+    Each channel is scaled so that all three estimates become their root mean square. If they are
+    equal already, the pixels do not change. A black channel stays black.
+
+    Returns:
+        The pixels, uint8, rounded and clipped to 0..255.
     """
     channels = pixels.astype(np.float64)
     light = (channels**_GREY_POWER).mean(axis=(1, 2)) ** (1 / _GREY_POWER)
@@ -247,11 +264,16 @@ def decode_each(
 ) -> Decoded:
     """Decode images one by one into one array, and leave out the images that cannot be decoded.
 
-    ``decode`` takes a name and returns pixels of the given shape. If it raises
-    ``BrokenImageError``, the image is left out.
+    Args:
+        names: the images' names.
+        shape: the shape of every image, (channels, size, size).
+        dtype: the type of the array of images.
+        decode: a function that takes a name and returns the pixels. If it raises
+            ``BrokenImageError``, the image is left out. Any other error is raised.
 
     Returns:
-        The decoded images, their positions in ``names``, and the name and reason of each fault.
+        The decoded images, their positions in ``names``, and a fault (name and reason) for each
+        image that was left out.
     """
     images = np.empty((len(names), *shape), dtype=dtype)
     kept: list[int] = []
@@ -268,13 +290,21 @@ def decode_each(
 def check_faults(
     faults: Sequence[Fault], images: int, safe_names: Mapping[str, str], policy: str, where: str
 ) -> None:
-    """Raise an error if a site's images could not be decoded and ``policy`` is not 'skip'.
+    """Raise an error if some of a site's images could not be decoded and must not be skipped.
 
-    A file's name may contain a patient's name. The error therefore shows safe names, and the real
-    names are logged on this machine only.
+    The error may reach the server, and a file's name may contain a patient's name. The error
+    therefore shows safe names. The real names are logged first, on this machine only.
+
+    Args:
+        faults: the images that could not be decoded.
+        images: the number of all images, decoded or not, which the error states.
+        safe_names: an image's file name -> its safe name, for every image in ``faults``.
+        policy: the value of 'data.broken-images'. Only 'skip' allows faults.
+        where: the site's name for errors.
 
     Raises:
-        DataError: there are such images. The error counts them and shows the first five.
+        DataError: there are faults, and ``policy`` is not 'skip'. The error has their number, and
+            the safe names and reasons of the first five.
     """
     if not faults or policy == "skip":
         return
@@ -346,12 +376,15 @@ def picture_header(path: Path) -> ImageHeader:
 def header_measures(paths: Iterable[Path], read: Callable[[Path], ImageHeader]) -> list[Measure]:
     """Collect the widths, heights and bits per pixel of image files, for histograms.
 
-    ``read`` returns the header of a file. Files for which it raises ``BrokenImageError`` are left
-    out.
+    Files for which ``read`` raises ``BrokenImageError`` are left out.
+
+    Args:
+        paths: the image files.
+        read: a function that reads the header of a file.
 
     Returns:
-        Three measures, named 'width', 'height' and 'bits a pixel', with all files as one split
-        'all'.
+        Three measures, named 'width', 'height' and 'bits a pixel'. A measure has values for each
+        split. Here all files count as one split with the name 'all'.
     """
     headers: list[ImageHeader] = []
     for path in paths:

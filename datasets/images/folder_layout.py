@@ -103,8 +103,13 @@ def are_parts(folders: Sequence[Path]) -> bool:
 def _looks_like_part(name: str, names: Sequence[str]) -> bool:
     """Tell whether a folder's name is one that data sets use for training, validation or test.
 
-    Case does not matter. A validation name, such as 'valid', counts only for a single folder or
-    next to a training or test folder. ``names`` are all folders there.
+    Training and test names, such as 'train', 'training' or 'testing', always count. Validation
+    names, such as 'val' or 'valid', count only for a single folder or next to a training or test
+    folder. Elsewhere they may be classes, such as 'valid' next to 'invalid'. Case does not matter.
+
+    Args:
+        name: the folder's name.
+        names: the names of all folders in the same place, including this one.
     """
     sure = _TRAINING | _TEST
     if name.lower() in sure:
@@ -118,11 +123,13 @@ def _looks_like_part(name: str, names: Sequence[str]) -> bool:
 def check_class_names(place: Path, names: Sequence[str]) -> None:
     """Check that folders look like classes, and not like years or like images next to masks.
 
-    ``place`` is the folder that contains them, for errors.
+    Args:
+        place: the folder that contains them, for errors.
+        names: the folders' names. At least one is required.
 
     Raises:
-        DataError: every name is a year from 1900 to 2099, or one name means images and another
-            means masks.
+        DataError: every name is a year from 1900 to 2099. The error is also raised if one name
+            means images (such as 'images') and another means masks (such as 'masks').
     """
     lowered = set(map(str.lower, names))
     if lowered & _PICTURES and lowered & _MASKS:
@@ -139,13 +146,17 @@ def check_class_names(place: Path, names: Sequence[str]) -> None:
 
 
 def check_no_class_folders(folders: Sequence[Path]) -> None:
-    """Check that folders of image classes are not in fact sites, each with its own class folders.
+    """Check that folders taken for classes are not sites that contain the real class folders.
 
-    A site is a hospital, for example. Folders are sites if all have subfolders of images with the
-    same two or more names. A single folder passes. One folder must have images directly in it.
+    Folders look like sites if all of them have the same two or more subfolders with images. A
+    single folder passes.
+
+    Args:
+        folders: the folders. The caller ensures that at least one has images directly in it, which
+            the error names.
 
     Raises:
-        DataError: the folders are sites or unreadable.
+        DataError: the folders look like sites, or a folder cannot be read.
     """
     below = []
     for folder in folders:
@@ -190,8 +201,11 @@ def count_loose(folders: Iterable[Path]) -> dict[Path, int]:
 def count_unread(class_folder: Path) -> dict[str, int]:
     """Count the files in a class folder that are not read as images, by reason.
 
-    A subfolder with files at any depth is a reason, "in subfolder 'NAME'". Other files have the
-    reason "without an image's ending". Hidden files directly in the class folder do not count.
+    Hidden files directly in the class folder do not count, but those in subfolders do.
+
+    Returns:
+        Reason -> number of files. A subfolder with files at any depth has the reason "in subfolder
+        'NAME'". Other files have the reason "without an image's ending".
 
     Raises:
         DataError: the folder cannot be read.

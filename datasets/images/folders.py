@@ -53,11 +53,13 @@ class Image:
 def read_folder(folder: Path) -> dict[str, list[Image]]:
     """List the images of each site in a folder, sorted by part, class and file name.
 
-    Subfolders named 'train', 'val' or 'test' are parts. If a subfolder has images directly in it,
-    all are classes. In both cases the only site is 'folder'. Otherwise each subfolder is a site.
+    Subfolders named 'train', 'val' or 'test' are parts. Subfolders are classes if any of them has
+    images directly in it. In these two layouts all images belong to one site named 'folder'. In any
+    other layout each subfolder is a site. The sites need not have the same classes.
 
     Raises:
-        DataError: no layout fits, or there is only one class.
+        DataError: the folders match no layout, a name is invalid, a class has no image, or there is
+            only one class.
     """
     tops = subfolders(folder)
     if not tops:
@@ -83,8 +85,11 @@ def read_folder(folder: Path) -> dict[str, list[Image]]:
 def _read_site(folder: Path) -> list[Image]:
     """List the images of one site, ordered by part, class and file name.
 
-    A site without folders for parts (train, val, test) has class folders directly in it. A missing
-    or empty class folder raises ``DataError``.
+    A site without folders for parts (train, val, test) has class folders directly in it.
+
+    Raises:
+        DataError: a part has no class folders, a class folder has no image, or the class folders
+            look like years or like images and masks.
     """
     images = []
     for part, part_folder in _part_folders(folder).items():
@@ -110,8 +115,11 @@ def _read_site(folder: Path) -> list[Image]:
 def _part_folders(folder: Path) -> dict[str, Path]:
     """Return the folder of each part of a site: 'train', 'val' or 'test' -> folder.
 
-    If no subfolder looks like a part, the result is '' -> ``folder``. Parts next to other folders,
-    or names such as 'training', raise ``DataError``.
+    If ``folder`` has no such subfolders, the result is '' -> ``folder``.
+
+    Raises:
+        DataError: some subfolders look like parts of a split, but not all are named train, val or
+            test.
     """
     tops = subfolders(folder)
     if are_parts(tops):
@@ -171,8 +179,9 @@ class FolderImages(ImageDataSet):
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """List a site's images, reduced to about the share that 'split.sample-share' sets.
 
-        Hashes of the file names choose the images. Each image counts as a patient. If there are no
-        site folders, any ``site`` gets all images.
+        Hashes of the file names choose the images. Each image counts as a patient, because folders
+        do not name patients. If there are no site folders, any ``site`` is accepted, and all images
+        of the data directory are listed.
 
         Raises:
             DataError: the folders match no layout, or the sites' classes differ.
@@ -270,8 +279,12 @@ class FolderImages(ImageDataSet):
     def _list_sites(self, places: Places) -> dict[str, list[Image]]:
         """List the images of each site in the data directory: site -> images.
 
-        All sites must have the same classes. Folders may be named after patients, so an error that
-        shows their names is a ``FileNamesError``, a special ``DataError``.
+        All sites must have the same classes. Folders may be named after patients. An error that
+        shows their names is therefore a ``FileNamesError``, a special ``DataError``.
+
+        Raises:
+            FileNamesError: the folders match no layout, or two sites have different classes.
+            DataError: no data directory is named.
         """
         folder = self.files_folder(places)
         try:
@@ -297,8 +310,13 @@ class FolderImages(ImageDataSet):
 def _folder_of(site: str, sites: Mapping[str, Sequence[Image]], data: Path) -> Path:
     """Return a site's folder, which is the first folder below ``data`` in the path of its images.
 
-    Special characters may be encoded in the folder's name, so the site's name is not enough. If the
-    data directory has no site folders, the result is ``data``.
+    The site's name is not enough, because special characters may be encoded in the folder's name.
+    If the data directory has no site folders, the result is ``data``.
+
+    Args:
+        site: the site's name.
+        sites: site -> its images, at least one image each.
+        data: the data directory, which contains the images.
     """
     if list(sites) == [ALONE]:
         return data
@@ -314,19 +332,22 @@ def _name_folder(folder: Path, data: Path) -> str:
 def write_folder_manifests(
     folder: Path, labels: Mapping[str, str] | None = None
 ) -> dict[Path, Counter[str]]:
-    """Write a list of images, ``manifest.csv``, for each site, and ``images.yaml`` into ``folder``.
+    """Write a manifest (a list of images) for each site, and ``images.yaml`` into ``folder``.
 
-    ``images.yaml`` names the manifests and classes for the data set 'images'.
+    Each manifest, ``manifest.csv``, is in its site's folder. ``images.yaml`` lists the manifests
+    and the classes, so that the data set 'images' can read the same files.
 
     Args:
-        folder: a folder for ``read_folder``.
-        labels: class folder's name -> class, where different.
+        folder: the folder that ``read_folder`` reads.
+        labels: name of a class folder -> class. A folder that is not in ``labels`` names its own
+            class.
 
     Returns:
-        Manifest -> number of images per class.
+        Path of a manifest -> number of images of each class.
 
     Raises:
-        DataError: the folder or a class name is invalid, or a file exists.
+        DataError: ``read_folder`` refuses the folder, one of the files already exists, or a class
+            name begins with a space or has an invisible character. Nothing is written then.
     """
     sites = read_folder(folder)
     for site, images in sites.items():

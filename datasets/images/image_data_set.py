@@ -197,8 +197,13 @@ class ImageDataSet(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Open a site's silo in the cache, or create it there from the site's images.
 
-        Public images are left out. Parts (train, val, test) that the user gave are kept. Files of
-        equal content stay in one part. Fewer than 2 training images raise ``DataError``.
+        Images set aside as public by 'split.public-share' are left out. If the site's list of
+        images names parts (train, val or test), these parts are used. Files of equal content stay
+        in the same part, and the site's log has their number.
+
+        Raises:
+            DataError: the list of images is invalid, equal files are in two of the named parts,
+                broken images may not be skipped, or fewer than 2 training images are left.
         """
         own, _ = self._split_off_public(name, settings, places)
 
@@ -226,8 +231,12 @@ class ImageDataSet(DataSet):
     ) -> tuple[ImageIndex, ImageIndex]:
         """Divide a site's images into the images of its silo and the public images, in this order.
 
-        About 'split.public-share' of the groups, such as patients, are public, chosen by a hash of
-        their names. Groups that share copies of a file count as one.
+        Public images are in no silo, so that weights can be pretrained on them. About
+        'split.public-share' of the groups (such as patients) are public, chosen by a hash of their
+        names. Groups that share copies of a file count as one. Share 0 makes no image public.
+
+        Raises:
+            DataError: the site's list of images is missing or invalid.
         """
         index = self.index(site, settings, places)
         if settings.public_share:
@@ -267,8 +276,19 @@ class ImageDataSet(DataSet):
     ) -> Silo:
         """Open a silo in the cache. If the cache lacks it, decode its images and write it first.
 
-        ``kind`` is 'silo' or 'public'. Settings of the split do not matter for 'public'. ``rows``
-        returns the rows of each part and notes for the log.
+        Args:
+            kind: 'silo' for a site's images, or 'public' for the public images. Public images are
+                not split, so the settings of the split do not matter for them.
+            name: the silo's name.
+            index: the images.
+            rows: a function that returns the rows of each part and notes for the log. It is called
+                only if the silo must be written.
+            settings: the run's settings.
+            places: the folders for data and cache.
+
+        Raises:
+            DataError: broken images may not be skipped, or a site's silo has fewer than 2 training
+                images.
         """
         size = settings.image_size or self.own_size(places)
         classes = self.classes(settings, places)
@@ -321,8 +341,15 @@ class ImageDataSet(DataSet):
     ) -> tuple[dict[str, Split], int]:
         """Decode the images of each part (train, val and test), and count the broken ones.
 
-        ``rows`` has the row indices of each part in ``index``. ``size`` is in pixels per side.
-        Broken images raise ``DataError`` unless 'data.broken-images' is 'skip'.
+        ``rows`` has the row indices of each part's images in ``index``. ``size`` is in pixels per
+        side.
+
+        Returns:
+            A dictionary, part -> decoded images with their labels, and the number of broken images
+            that were left out of all parts together.
+
+        Raises:
+            DataError: images are broken, and 'data.broken-images' is not 'skip'.
         """
         parts: dict[str, Split] = {}
         faults: list[Fault] = []
@@ -357,8 +384,20 @@ def _split_as_given(
 ) -> RowSplit:
     """Split images into the parts that the user gave, and cut missing parts out of 'train'.
 
-    Only a part with folds in the settings is cut, the test fold first. A cut keeps ``groups``
-    whole. A part with both images and folds raises ``DataError``.
+    A missing part (val or test) is cut only if the settings have folds for it, and otherwise stays
+    empty. The test fold is cut first.
+
+    Args:
+        index: the images, with their parts.
+        groups: the group of each image. Copies of a file share a group.
+        settings: the numbers of folds and the chosen folds. If 'split.use-test' is false, the test
+            part is empty.
+        strata: the stratum (such as the class) of each image, (n,). Folds keep the shares of the
+            strata.
+
+    Raises:
+        DataError: the user gave images of a part, but folds are set for this part too. The error is
+            also raised if there are too few images for the folds.
     """
     # A test fold is cut before the validation fold, which comes from the rows that are left
     given = np.array(index.parts)

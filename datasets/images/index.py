@@ -89,9 +89,15 @@ def index_images(
 ) -> ImageIndex:
     """Build the index of a site's images from a list of images, in the list's order.
 
-    Either all images or none must have a part (train, val or test), and the same holds for masks.
-    ``where`` is the site's name for errors. Images' names are relative to ``folder``. ``task``
-    decides the type of the labels.
+    Parts (train, val or test) must be given for all images or for no image, and so must masks. The
+    caller ensures this.
+
+    Args:
+        where: the site's name for errors.
+        folder: the folder that the images' names are relative to.
+        images: the images.
+        task: the task's name, which decides the type of the labels, such as int64 for
+            classification.
     """
     return ImageIndex(
         where=where,
@@ -115,9 +121,15 @@ def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
 def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
     """Concatenate the image indices of several sites whose images are all in one folder.
 
-    Parts (train, val or test) and masks are dropped. Errors show an image by its safe name. " of "
-    and the site's ``where`` are added to it, unless safe names are file names. ``where`` names the
-    joined index.
+    Parts (train, val or test) and masks are dropped. The result is empty if ``parts`` is empty.
+
+    Errors show an image by its safe name, such as "the image of line 3", which may repeat at
+    another site. " of " and the site's ``where`` are added to it. Safe names that are file names
+    stay unchanged.
+
+    Args:
+        where: a name for the joined index in errors.
+        parts: the indices, all with the same folder.
     """
     names: list[str] = []
     groups: list[str] = []
@@ -139,9 +151,9 @@ def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
 def split_public(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageIndex]:
     """Divide an index into a silo's images and public images, in this order.
 
-    Public images are in no silo, so that weights can be pretrained on them. About ``share`` of the
-    groups, such as patients, are public, chosen by a hash of their names. A group stays on one
-    side.
+    Public images are in no silo, so that weights can be pretrained on them. A group of images, such
+    as a patient's, stays on one side. About ``share`` of the groups are public, chosen by a hash of
+    their names. With share 0 none is public, and with share 1 all are.
     """
     public = in_public(index.groups, share)
     return index.take(np.flatnonzero(~public)), index.take(np.flatnonzero(public))
@@ -151,7 +163,8 @@ def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
     """Tell for each image, as bool (n,), whether its group (such as a patient) is public.
 
     Public images are in no silo. A group is public if a hash of its name, from 0 to 1, is below
-    ``share``. All sites get the same answer. A larger share keeps every public group public.
+    ``share``. The answer is the same at every site. A group that is public at one share is also
+    public at every larger share.
     """
     return np.array([_fraction("public-part", group) < share for group in groups], dtype=bool)
 
@@ -159,9 +172,9 @@ def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
 def take_share(index: ImageIndex, share: float) -> ImageIndex:
     """Keep the images of about ``share`` of the groups (such as patients), for smaller experiments.
 
-    A hash of the groups' names chooses them. A larger share keeps every group of a smaller one.
-    More groups are kept if the images would be fewer than 2. A share of 1 returns the index
-    unchanged.
+    The number of groups is rounded. More groups are kept if these have fewer than 2 images
+    together. A hash of the groups' names chooses the groups, so a larger share keeps every group
+    that a smaller share keeps. A share of 1 returns the index unchanged.
     """
     if share == 1:
         return index
@@ -228,8 +241,13 @@ def _rows_by_size(index: ImageIndex) -> Iterable[list[int]]:
 def join_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> ImageIndex:
     """Merge the groups of images that have equal files, because a split keeps a group in one part.
 
-    Otherwise a copy of a training image could be a test image. ``copies`` are pairs of row indices
-    of equal files. The merged group gets the name of one of its groups.
+    Otherwise a copy of a training image could be a test image, and the measured accuracy would be
+    too high. The merged group gets the name of one of its groups. Without copies the index is
+    returned unchanged.
+
+    Args:
+        index: the images.
+        copies: pairs of row indices of equal files, from ``find_copies``.
     """
     if not copies:
         return index
@@ -250,12 +268,15 @@ def join_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> ImageIn
 def check_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> None:
     """Check that the user's own split keeps files of equal content in one part.
 
-    ``copies`` are pairs of row indices of equal files. An index without parts (train, val and test)
-    passes.
+    The parts are train, val and test. If the user did not give parts, nothing is checked.
+
+    Args:
+        index: the images.
+        copies: pairs of row indices of equal files, from ``find_copies``.
 
     Raises:
-        DataError: equal files are in two parts. The error shows safe names. The real names are
-            logged on this machine only.
+        DataError: two equal files are in different parts. The error shows a safe name for each
+            file. The real file names are logged on this machine only.
     """
     if not index.parts:
         return

@@ -99,10 +99,11 @@ class Isic2019(ImageDataSet):
         """List a centre's images, grouped by lesion, for about 'split.sample-share' of the lesions.
 
         A hash chooses the lesions. If ``available.csv`` exists, only images that it lists are kept.
-        An image without a lesion id is a group by itself.
+        An image without a lesion id is a group by itself. ``site`` is one of ``CENTRES``.
 
         Raises:
-            DataError: a file is invalid, or no table of lesions names an image of this centre.
+            DataError: a file is missing or invalid, or no table of lesions names an image of this
+                centre. Without lesions, images of one lesion could be training and test data.
         """
         folder = _folder(places)
         centre = CENTRES.index(site)
@@ -141,8 +142,12 @@ def _image_folder(folder: Path) -> Path:
 def _read_listing(folder: Path) -> dict[str, tuple[int, int]]:
     """Read FLamby's list of images: image -> (index of the diagnosis, index of the centre).
 
-    FLamby is a benchmark that divides ISIC 2019 into six centres. The result is cached until a file
-    changes. An invalid line raises ``DataError``.
+    FLamby is a benchmark of federated data sets that divides ISIC 2019 into six centres. The result
+    is cached until a file changes.
+
+    Raises:
+        DataError: the list is missing, a line has an invalid name or number, or an image is listed
+            twice.
     """
     return _parse_listing(folder, file_stamp(folder / _LISTING), file_stamp(folder / _AVAILABLE))
 
@@ -151,8 +156,17 @@ def _read_listing(folder: Path) -> dict[str, tuple[int, int]]:
 def _parse_listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
     """Parse FLamby's list of images: image -> (index of the diagnosis, index of the centre).
 
-    If ``available.csv`` exists, only its images are kept. The result is cached. ``stamps`` change
-    with the files, so that changed files are parsed again.
+    FLamby is a benchmark of federated data sets. The images are in the file's order. If
+    ``available.csv`` exists, only the images that it lists are kept. The result is cached.
+
+    Args:
+        folder: the data set's folder.
+        stamps: the sizes and times of the list and of ``available.csv``. They are part of the
+            cache's key, so that changed files are read again.
+
+    Raises:
+        DataError: the list is missing, a line has an invalid name or number, or an image is listed
+            twice.
     """
     path = folder / _LISTING
     rows: dict[str, tuple[int, int]] = {}
@@ -177,10 +191,18 @@ def _parse_listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
 
 
 def _number(text: str, column: str, count: int, place: str) -> int:
-    """Parse an integer from 0 to ``count`` - 1, which may end in '.0'.
+    """Parse an integer from 0 to ``count`` - 1.
 
-    Spaces and leading zeros are not accepted. An error begins with ``place``, the file and line,
-    and shows ``column``.
+    The text may end in '.0'. Spaces and leading zeros are not accepted.
+
+    Args:
+        text: the text of the cell.
+        column: the cell's column, for the error.
+        count: one more than the largest allowed integer.
+        place: the text with which the error begins, which names the file and the line.
+
+    Raises:
+        DataError: the text is not an allowed number.
     """
     number = text.removesuffix(".0")
     if number not in map(str, range(count)):
@@ -193,10 +215,19 @@ def _number(text: str, column: str, count: int, place: str) -> int:
 
 @lru_cache(maxsize=4)
 def _read_lesions(folder: Path, *stamps: object) -> dict[str, str]:
-    """Read the lesion that each image shows: image -> lesion id, or '' if it is empty.
+    """Read the lesion that each image shows: image -> lesion id.
 
-    The first non-empty id of an image counts. Images in no table are left out. The result is
-    cached. ``stamps`` change with the files, which forces another reading.
+    Images that are in no table of lesions are left out. If several lines or tables name an image,
+    the first non-empty lesion id counts. The id is '' if all of them are empty. The result is
+    cached.
+
+    Args:
+        folder: the data set's folder.
+        stamps: the sizes and times of the tables. They are part of the cache's key, so that changed
+            files are read again.
+
+    Raises:
+        DataError: the folder has neither of the two tables in ``_LESIONS``, or a table is invalid.
     """
     lesions: dict[str, str] = {}
     has_table = False

@@ -188,8 +188,9 @@ class Manifest:
     def read(self) -> ImageIndex:
         """Read all lines into an index of images, grouped by patient.
 
-        An image without a known patient is a group by itself. If any line has a value in the column
-        'split', every line must have one.
+        An image whose patient is empty or unknown is a group by itself. If any line has a value in
+        the column 'split', every line must have one. If one patient has more than half of the
+        images, a warning without the patient's name is logged.
 
         Raises:
             DataError: a line is invalid, or a patient's images are in two parts (train, val or
@@ -230,11 +231,18 @@ class Manifest:
     def label(self, number: int, row: Mapping[str, str]) -> Any:
         """Return the label in a line of the manifest, in the form that the task needs.
 
-        It is a class's index, a number for regression, 0 or 1 for each finding, or [time, event]
-        for survival. Event 0 means censored. ``row`` has the text of each column.
+        - For a classification it is the index of a class. The cell '1.0' equals the label '1'.
+        - For a regression it is a number.
+        - For several findings it is a list with 0 or 1 for each finding.
+        - For survival it is a list: the time, and 1 for an event or 0 for a censored patient.
+
+        Args:
+            number: the line's number, for errors.
+            row: column -> text.
 
         Raises:
-            DataError: a value is impossible. The error names the line.
+            DataError: no class has this label, or a number, finding, time or event has an
+                impossible value. The error names the line and column.
         """
         if self.task == REGRESSION:
             return self._number(number, "label", row["label"], -_LARGEST)
@@ -258,7 +266,11 @@ class Manifest:
     def _number(self, number: int, column: str, text: str, lowest: float) -> float:
         """Parse a cell as a number from ``lowest`` to just below the largest float32 number.
 
-        Any other text raises ``DataError``, which shows the line ``number`` and the ``column``.
+        ``number`` and ``column`` are the cell's line and column for errors, and ``text`` is its
+        text.
+
+        Raises:
+            DataError: the cell is empty, is not a number, or is outside this range.
         """
         try:
             value = float(text)
@@ -278,8 +290,11 @@ class Manifest:
     def _finding(self, number: int, column: str, text: str) -> float:
         """Parse a cell as 1.0 for a finding that is present, and 0.0 for one that is absent.
 
-        The text must be 0 or 1, or such a number as '1.0'. A ``DataError`` names the line
-        ``number`` and the ``column``.
+        ``number`` and ``column`` are the cell's line and column for errors. ``text`` is its text.
+        '1.0' counts as '1'.
+
+        Raises:
+            DataError: the cell is neither 0 nor 1.
         """
         value = same_text(text)
         if value not in ("0", "1"):
@@ -290,10 +305,19 @@ class Manifest:
         return float(value)
 
     def _file(self, number: int, path: str) -> str:
-        """Return an image's file relative to the data directory, and store its line in ``lines``.
+        """Return an image's file relative to the data directory, and remember its line.
 
-        ``number`` is the line, and ``path`` the cell's text. The file need not exist. A second line
-        with the same file raises ``DataError``.
+        ``lines`` (file -> line) stores the line, so that a second line with the same file is
+        refused. The file need not exist. If it exists only under another Unicode form of its name,
+        the result has that form.
+
+        Args:
+            number: the line in the manifest.
+            path: the text of the cell.
+
+        Raises:
+            DataError: the path is empty or has unprintable characters, leads outside the data
+                directory, or names a file that an earlier line names.
         """
         name = self.resolve(number, self.image_column, path)
         if name in self.lines:
@@ -307,11 +331,17 @@ class Manifest:
     def resolve(self, number: int, column: str, path: str) -> str:
         """Return the path of the file that a cell names, relative to the data directory.
 
-        A relative ``path`` begins at the manifest's folder. The file need not exist. If it exists
-        only under another Unicode form of its name, the result has that form.
+        The file need not exist. If it exists only under another Unicode form of its name (NFC or
+        NFD), the result has that form.
+
+        Args:
+            number: the line of the cell, for errors.
+            column: the column of the cell, for errors.
+            path: the cell's text: a path relative to the manifest's folder, or an absolute path.
 
         Raises:
-            DataError: the path is empty, unprintable or outside the data directory.
+            DataError: the path is empty, has unprintable characters, or leads outside the data
+                directory.
         """
         place = f"{self.where}, line {number}, column '{column}'"
         if not path or not path.isprintable():
@@ -326,8 +356,11 @@ class Manifest:
     def _make_relative(self, path: str, place: str) -> str:
         """Convert an absolute path to a path relative to the manifest's folder.
 
-        A path outside the data directory raises ``DataError``. The error begins with ``place``,
-        which names the file, line and column.
+        The manifest's folder is the data directory or a folder in it. An error begins with
+        ``place``, which names the file, line and column.
+
+        Raises:
+            DataError: the path is not in the data directory.
         """
         base = (self.folder / self.file).parent.resolve()
         data = self.folder.resolve()

@@ -56,13 +56,16 @@ def dirichlet_shares(
 def label_shares(classes: int, silos: int, per_silo: int, rng: np.random.Generator) -> Shares:
     """Choose ``per_silo`` random labels per silo, and divide each label equally among its silos.
 
-    Silos take labels in turn from one random order, which starts again after its end.
+    The labels are put into a random order. The first silo takes the first ``per_silo`` labels, the
+    next silo the labels that follow, and so on. After the last label, the same order starts again.
+    The number of silos per label therefore differs by at most 1.
 
     Returns:
         Shares (classes, silos), in which each row sums to 1.
 
     Raises:
-        SettingError: ``per_silo`` is above the number of labels, or leaves a label without a silo.
+        SettingError: ``per_silo`` is above the number of labels, or so small that a label would
+            have no silo.
     """
     if per_silo > classes or per_silo * silos < classes:
         raise SettingError(
@@ -85,11 +88,15 @@ def deal_rows(
 ) -> list[dict[str, Rows]]:
     """Deal the rows of each split to the silos at random, by each silo's share of each label.
 
-    ``labels`` has the label of each row. ``shares`` is (classes, silos), and each row of it sums to
-    1.
+    Args:
+        labels: split -> label of each row, (n,).
+        shares: (classes, silos). Entry [label, silo] is the silo's share of the label's rows. Each
+            row of the array sums to 1.
+        rng: the random generator that shuffles the rows.
 
     Returns:
-        For each silo: split -> row indices, ascending. Every row is at exactly one silo.
+        For each silo, a dictionary: split -> row indices, ascending. Shares are rounded to whole
+        rows, and every row is at exactly one silo.
     """
     silos: list[dict[str, Rows]] = [{} for _ in range(shares.shape[1])]
     for part, labels_of_part in labels.items():
@@ -122,11 +129,13 @@ def is_cut(settings: CommonSettings) -> bool:
 
 
 def cut_keys(partition: str) -> frozenset[str]:
-    """Return the keys of the settings that decide how a partition cuts silos from all samples.
+    """Return the keys of the settings that decide how a partition cuts silos.
 
-    They are the number and sizes of silos, and the seed 'split.fold-seed' unless the partition is
-    'unseen'. Settings of a single partition are not included. The set is empty for 'own', which
-    keeps the data set's silos.
+    A cut makes silos from all samples of a data set. The keys are 'split.silos',
+    'split.silo-train-size' and 'split.silo-test-size'. For random partitions, which are all but
+    'unseen', 'split.fold-seed' is added. Settings of a single partition, such as
+    'split.concentration', are not included. The set is empty for 'own', which keeps the data set's
+    silos.
     """
     if partition == "own":
         return frozenset()
@@ -138,12 +147,19 @@ def cut_keys(partition: str) -> frozenset[str]:
 def check_partition(data: DataSet, settings: CommonSettings) -> None:
     """Check, as far as possible without loading samples, that the run's partition is possible.
 
-    A partition decides how silos are cut from all samples.
+    A partition decides how silos are cut from all samples of the data set. The partition 'own'
+    keeps the data set's silos.
 
     Raises:
-        SettingError: a setting of another partition was changed, the plugin is missing, the number
-            of silos contradicts the silo set, or 'unseen' is impossible.
-        DataError: the silo set (a file of silos) cannot be read.
+        SettingError: one of these faults is found:
+
+            - A setting that only another partition uses was changed from its default.
+            - The plugin that the partition names is missing, or is not a function.
+            - The partition is 'unseen' and the data set is a table.
+            - The partition is 'unseen', and the classes cannot be divided so that each silo has
+              about the share 'split.unseen' of classes that no other silo has.
+            - 'split.silos' is neither its default nor the number of silos in 'split.silo-set'.
+        DataError: the silo set (the file that names the silos) cannot be read.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)
     for key, partition in _OF.items():
@@ -175,8 +191,9 @@ def _refuse_table(data: DataSet, settings: CommonSettings) -> None:
 def _known_classes(data: DataSet, settings: CommonSettings) -> int | None:
     """Return the number of classes of an image data set, or None if this machine cannot tell.
 
-    The files decide, except for ``ShiftedImages``. Missing files, for example on a server, and data
-    sets without images give None.
+    ``ShiftedImages`` know their number. For other image data sets the files decide, and the result
+    is None if they are missing or unusable, for example on a server. A data set without images
+    gives None.
     """
     if isinstance(data, ShiftedImages):
         return data.source.classes
@@ -191,11 +208,12 @@ def _known_classes(data: DataSet, settings: CommonSettings) -> int | None:
 def cut_names(settings: CommonSettings) -> list[str]:
     """Return the names of the silos that a partition cuts from a data set, in order.
 
-    They are those of the silo set (a file of silos) in 'split.silo-set'. Without one they are
-    silo-1, silo-2 and so on, padded with zeros to equal length.
+    The setting 'split.silo-set' may name a set of silos and their links, which then gives the
+    names. Otherwise the names are silo-1, silo-2 and so on, with leading zeros so that all are
+    equally long.
 
     Raises:
-        SettingError: 'split.silos' contradicts the silo set.
+        SettingError: 'split.silos' is neither its default nor the number of silos in the set.
         DataError: the silo set cannot be read.
     """
     if not settings.silo_set:
@@ -213,12 +231,14 @@ def cut_names(settings: CommonSettings) -> list[str]:
 def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places) -> Silo:
     """Load a silo that the run's partition cuts from all samples of a data set.
 
-    If the cache lacks the silo, it is written there first.
+    The samples of all silos are chosen, but only the silo ``name`` is loaded. If the cache lacks
+    the silo, it is written there first.
 
     Raises:
-        SettingError: the partition is impossible with this data set or the silo set, or its plugin
-            fails.
-        DataError: no silo has this name, a file is unusable, or there are too few samples.
+        SettingError: the partition is impossible with this data set, its plugin is missing or
+            fails, or 'split.silos' contradicts the silo set.
+        DataError: no silo has this name, the data or the silo set cannot be used, or there are too
+            few samples.
     """
     _refuse_table(data, settings)
     names = cut_names(settings)
@@ -246,13 +266,17 @@ def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places)
 def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dict[str, Any]:
     """Record which samples a partition gives to each silo, so that the cut can be repeated.
 
+    Row indices count from 0 within a split of the whole data set. If the data set has no validation
+    split, the 'val' rows are rows of its training split.
+
     Returns:
-        A dictionary of 'decided-by' (settings), 'silos' (silo -> split -> row indices) and the
-        digest 'sha256'. Without a validation split, 'val' rows are rows of the training split.
+        A dictionary with the keys 'decided-by' (the settings that decide the cut: key -> value),
+        'silos' (silo -> split -> row indices) and 'sha256' (a digest of 'silos').
 
     Raises:
-        SettingError: the partition is impossible.
-        DataError: data are unusable or too few.
+        SettingError: the partition is impossible with the data set's labels, its plugin is missing
+            or fails, or 'split.silos' contradicts the silo set.
+        DataError: the data or the silo set are missing or unusable, or there are too few samples.
     """
     names = cut_names(settings)
     rows = _cut_all(data, open_cut_pool(data, settings, places), settings, names)
@@ -275,10 +299,19 @@ def _as_lists(rows: Mapping[str, Rows]) -> dict[str, list[int]]:
 def _cut_all(
     data: DataSet, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Choose the rows of every silo for the run's partition: split -> rows, ascending.
+    """Choose the rows of every silo for the run's partition, or reuse the rows of the last call.
 
-    A call with equal arguments returns the last rows again, except for a plugin. ``names`` are the
-    silos, in order. Without a validation part, 'val' rows refer to the training part.
+    The pool is all samples of the data set. The rows are reused if data set, pool, settings and
+    names are equal to those of the last call. Only a plugin's partition is always computed again.
+    ``names`` are the silos' names, in the order of the result.
+
+    Returns:
+        One dictionary per silo: split -> rows, ascending. If the pool has no validation part, 'val'
+        rows refer to its training part.
+
+    Raises:
+        SettingError: the partition is impossible with these labels, or the plugin fails.
+        DataError: the pool has too few samples.
     """
     if settings.partition not in PARTITIONS:  # a plugin may change under the same settings
         return _cut_at_random(data.name, pool, settings, names)
@@ -298,8 +331,23 @@ def _cut_unseen(
 ) -> list[dict[str, Rows]]:
     """Choose every silo's rows for the partition 'unseen', in which silos have private labels.
 
-    Only one silo has training rows of a private label. A size of 0 in the settings means the pool's
-    usual size, and if that is 0, the largest possible.
+    A private label is in the training rows of only one silo. 'split.silo-train-size' and
+    'split.silo-test-size' set the sizes. If a setting is 0, the pool's ``train_size`` or
+    ``test_size`` applies. If that is 0 too, silos are as large as possible.
+
+    Args:
+        dataset: the data set's name, for errors.
+        pool: all samples of the data set.
+        settings: the wanted share of private labels ('split.unseen'), and the sizes.
+        names: the silos' names.
+
+    Returns:
+        For each silo, part -> rows, ascending. The test rows are empty if 'split.use-test' is
+        false.
+
+    Raises:
+        SettingError: no division of the labels gives the wanted share.
+        DataError: the pool has too few samples for the sizes.
     """
     sets = label_sets(pool.classes, len(names), settings.unseen)
     cut = LabelCut(pool.labels, sets, names, pool.classes, f"{dataset}, partition 'unseen'")
@@ -315,8 +363,25 @@ def _cut_at_random(
 ) -> list[dict[str, Rows]]:
     """Choose the rows of every silo for the partition 'dirichlet', 'labels' or a plugin.
 
-    The sizes in the settings limit a silo's rows, and 0 keeps all. If the pool has no validation
-    part, a random tenth of a silo's training rows validates.
+    'split.fold-seed' seeds the random numbers. A silo with more rows than 'split.silo-train-size'
+    or 'split.silo-test-size' keeps only that number of random rows. A size of 0 keeps all. If the
+    pool has no validation part, a random tenth of a silo's training rows, rounded down, becomes its
+    validation rows.
+
+    Args:
+        dataset: the data set's name, for errors.
+        pool: all samples of the data set.
+        settings: the partition, its settings and the sizes. If 'split.use-test' is false, test rows
+            are empty.
+        names: the silos' names.
+
+    Returns:
+        For each silo, part -> rows, ascending.
+
+    Raises:
+        SettingError: 'split.labels-per-silo' does not fit the number of labels, or the plugin is
+            missing or fails.
+        DataError: a silo gets fewer than two training samples.
     """
     rng = np.random.default_rng(derive_seed(settings.fold_seed, "partition", settings.partition))
     if settings.partition == DIRICHLET:
@@ -347,8 +412,11 @@ def _refuse_small_silos(
 ) -> None:
     """Check that each silo has at least two training samples, because batch norm needs two.
 
-    ``cut`` has each silo's rows: part -> rows. A ``DataError`` counts the small silos and advises a
-    change of settings.
+    Validation and test parts may be empty. ``cut`` has each silo's rows: part -> rows.
+
+    Raises:
+        DataError: a silo has fewer than two training samples. The error counts such silos, names
+            the first, and advises a change of settings.
     """
     small = []
     for name, own in zip(names, cut, strict=True):
@@ -379,10 +447,21 @@ def _partitioner(settings: CommonSettings) -> Callable[..., Any]:
 def _cut_by_plugin(
     labels: Mapping[str, Labels], silos: int, settings: CommonSettings, rng: np.random.Generator
 ) -> list[dict[str, Rows]]:
-    """Call a plugin that assigns the rows to silos, and check its answer: split -> rows per silo.
+    """Call a plugin that assigns the rows to silos, and check its answer.
 
-    ``labels`` has each row's label. A split that the plugin omits is empty. Rows may belong to no
-    silo, but not to two. Any fault raises ``SettingError``.
+    Args:
+        labels: split -> label of each row, (n,). The plugin gets a copy.
+        silos: the number of silos.
+        settings: 'split.partition' names the plugin.
+        rng: the random generator that the plugin may use.
+
+    Returns:
+        One dictionary per silo: split -> rows, ascending. A split that the plugin omits is empty,
+        and some rows may belong to no silo.
+
+    Raises:
+        SettingError: the plugin raises any exception, or returns another number of silos, an
+            invalid row index, or the same row twice, at one silo or at two.
     """
     name = settings.partition
     partitioner = _partitioner(settings)

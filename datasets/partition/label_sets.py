@@ -66,13 +66,24 @@ class _Plan:
 
 
 def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
-    """Choose the labels of each silo, so that about ``share`` of a silo's labels are private.
+    """Choose the labels of each silo so that about ``share`` of a silo's labels are private.
 
-    A private label is at no other silo. The silo furthest from ``share`` decides which division is
-    best. At share 0 all silos have all ``classes`` labels.
+    A private label is at no other silo. The division with the smallest error is chosen, where the
+    silo furthest from ``share`` decides. Among equal divisions, one with equally many private
+    labels at all silos is preferred, then the fewest shared labels. At share 0 all silos have all
+    labels.
+
+    Args:
+        classes: K. Labels are 0 to K - 1.
+        silos: the number of silos, at least 2.
+        share: the wanted share of private labels, 0..1.
+
+    Returns:
+        A tuple of labels per silo, ascending.
 
     Raises:
-        SettingError: there are fewer than 2 silos, or every division misses ``share`` by over 0.05.
+        SettingError: there are fewer than 2 silos, or every division has a silo whose share differs
+            from ``share`` by more than 0.05.
     """
     if silos < 2:
         raise SettingError(
@@ -81,7 +92,6 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
     plans = list(_list_plans(classes, silos, share))
     if not plans:
         raise SettingError(_describe_impossible(classes, silos, share))
-    # Among equal errors: equally many private labels at all silos, then the fewest shared labels
     best = min(plans, key=lambda plan: (plan.error(share), min(plan.silos) > 0, plan.shared))
     return _deal_labels(best)
 
@@ -89,8 +99,9 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
 def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
     """Yield the divisions of labels among silos whose shares of private labels are near ``share``.
 
-    A private label is at only one silo. A silo's private labels, divided by all its labels, may
-    differ from ``share`` by at most 0.05.
+    A private label is at only one silo, and a shared label at two or more. A silo's share is its
+    private labels divided by all its labels. It may differ from ``share`` by at most 0.05. Private
+    labels are divided as evenly as possible. A silo without private labels gets all shared labels.
     """
     for shared in range(classes + 1):
         fewer, more = divmod(classes - shared, silos)
@@ -108,8 +119,17 @@ def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
 def _near_counts(private: int, shared: int, share: float) -> list[int]:
     """List how many shared labels a silo may have so that its private share is near ``share``.
 
-    The private share, private / (private + shared labels), may differ from it by 0.05. A silo
-    without private labels must have all ``shared`` labels.
+    The private share is a silo's number of private labels divided by the number of all its labels.
+    It may differ from ``share`` by at most 0.05.
+
+    Args:
+        private: the silo's number of private labels.
+        shared: the number of all shared labels, the most that a silo can have.
+        share: the wanted private share.
+
+    Returns:
+        The possible numbers, ascending. A silo without private labels must have all shared labels.
+        The list is then [shared], or empty if ``shared`` is 0 or ``share`` is above 0.05.
     """
     if not private:
         # A silo without a label of its own holds all shared ones, as at share 0
@@ -142,8 +162,17 @@ def _describe_impossible(classes: int, silos: int, share: float) -> str:
 def _list_possible_shares(classes: int, silos: int) -> Iterator[Fraction]:
     """Yield each share of private labels that all silos can have exactly.
 
-    A private label is at only one silo, and a silo's share is its private labels divided by all its
-    labels. Share 0 comes first. A share may be yielded several times.
+    A silo's share is its private labels divided by all its labels. Share 0 comes first, and a share
+    may be yielded several times. Each number of shared labels is tried. The private labels are
+    divided as evenly as possible, so a silo has p or p + 1 of them.
+
+    For each number h of shared labels at a silo with p of them, the share p / (p + h) is yielded if
+    p is at least 1 and these conditions hold:
+
+    - A silo with p + 1 private labels, if there is one, gets the same share with h (p + 1) / p
+      shared labels, which is a whole number.
+    - No silo needs more shared labels than there are.
+    - The silos have enough places for each shared label to be at two of them.
     """
     yield Fraction(0)
     for shared in range(classes):
@@ -153,7 +182,6 @@ def _list_possible_shares(classes: int, silos: int) -> Iterator[Fraction]:
             if more:
                 # So many more shared labels give a silo with one more private label the same share
                 extra = Fraction(held, fewer)
-            # No silo needs more shared labels than there are, and each of them is at two silos
             is_possible = extra.denominator == 1 and held + extra <= shared
             if is_possible and silos * held + more * extra >= 2 * shared:
                 yield Fraction(fewer, fewer + held)
@@ -162,8 +190,11 @@ def _list_possible_shares(classes: int, silos: int) -> Iterator[Fraction]:
 def _deal_labels(plan: _Plan) -> list[tuple[int, ...]]:
     """Assign labels to silos by a plan, which states how many labels of each kind a silo gets.
 
-    Private labels have the lower numbers. Shared labels go round in a circle, and each silo begins
-    where the silo before it ended.
+    Private labels have the lower numbers, and are assigned in order. Shared labels go round in a
+    circle, and each silo begins where the silo before it ended.
+
+    Returns:
+        A tuple of labels per silo, ascending.
     """
     sets = []
     # turn counts the shared labels dealt so far; shared labels go round like cards
@@ -184,7 +215,11 @@ def divide_evenly(need: int, limits: Sequence[int]) -> list[int]:
     """Divide ``need`` into whole parts that are as equal as the upper ``limits`` allow.
 
     A remainder goes to the larger limits, and among equal limits to the later ones. For example, 5
-    over (9, 9) gives [2, 3]. If ``need`` is above the sum of the limits, the parts are the limits.
+    over (9, 9) gives [2, 3].
+
+    Returns:
+        One integer for each limit, at most that limit. The integers add up to ``need``, or to the
+        sum of all limits if ``need`` is larger.
     """
     parts = [0] * len(limits)
     smallest_first = sorted(range(len(limits)), key=limits.__getitem__)
@@ -216,14 +251,21 @@ class LabelCut:
     def rows(self, train_size: int, test_size: int) -> list[dict[str, Rows]]:
         """Choose every silo's training rows from its own labels, and its other rows from all.
 
-        If the pool has no validation part, a tenth of the training rows become 'val'. Size 0 means
-        the largest size that divides evenly among labels.
+        If the pool has a validation part, 'val' rows are taken from it, equally many per label.
+        Otherwise they are taken from the pool's training part, from the end of each label's rows.
+
+        Args:
+            train_size: training samples per silo. 0 means the largest size at which the counts of a
+                silo's labels differ by at most one. If the pool has no validation part, a tenth of
+                these samples becomes the 'val' rows.
+            test_size: test samples per silo. 0 means as many as possible with equally many per
+                label.
 
         Returns:
-            For each silo: 'train', 'val' and 'test' -> rows.
+            A dictionary per silo: 'train', 'val' and 'test' -> rows of the pool, ascending.
 
         Raises:
-            DataError: a label has too few samples.
+            DataError: the pool has too few samples of some label, or a size is too small.
         """
         validation, trained = self._check_sizes(
             train_size or self._find_largest_size(), train_size > 0
@@ -248,8 +290,15 @@ class LabelCut:
     def _deal_own_labels(self, rows: Sequence[Rows], counts: Sequence[Sequence[int]]) -> list[Rows]:
         """Give each silo the first rows of its labels that no earlier silo has taken.
 
-        ``rows`` has the rows of each label. ``counts`` has, for each silo, the number of rows of
-        each of its labels. Whether enough rows are left is not checked.
+        No row is given twice. Whether enough rows are left is not checked here.
+
+        Args:
+            rows: for each label, its rows in the pool.
+            counts: for each silo, the number of rows of each of the silo's labels. The labels are
+                in the order of the attribute ``sets``, which lists the labels of each silo.
+
+        Returns:
+            Rows per silo, ascending.
         """
         # For each label, how many of its rows earlier silos have taken: no row is dealt twice
         taken = [0] * self.classes
@@ -263,10 +312,18 @@ class LabelCut:
         return silos
 
     def _deal_all_labels(self, rows: Sequence[Rows], counts: Sequence[int]) -> list[Rows]:
-        """Give every silo the same number of rows of each label, ``counts[label]``.
+        """Give every silo the same number of rows of each label.
 
-        The first silo gets a label's first rows, the second silo the next ones, and so on. Whether
-        there are enough rows is not checked.
+        The first silo gets a label's first ``counts[label]`` rows, the second silo the next ones,
+        and so on. Rows that remain are not used.
+
+        Args:
+            rows: for each label, its rows in the pool. There must be enough rows for all silos,
+                which is not checked here.
+            counts: for each label, the number of rows per silo.
+
+        Returns:
+            The rows of each silo, ascending.
         """
         silos = []
         for place in range(len(self.sets)):
@@ -289,8 +346,17 @@ class LabelCut:
     def _compute_sizes(self, size: int) -> tuple[list[int], list[list[int]]]:
         """Compute how many samples of each label a silo gets for validation and for training.
 
-        Without a validation part in the pool, a tenth of ``size`` is for validation. Other labels
-        replace a rare label's missing samples. The sums may still be too small.
+        A silo has ``size`` samples. If the pool has no validation part, a tenth of them, rounded
+        down, is for validation, divided evenly among all K labels. At most half of a label's
+        samples are for validation.
+
+        The rest of a label is divided among the silos that have the label. A silo with fewer labels
+        may take more of each. What a rare label lacks, a silo takes of its other labels. If they
+        lack samples too, the numbers add up to less than ``size``.
+
+        Returns:
+            A silo's validation samples for each of the K labels, and for each silo the training
+            samples of each of its own labels.
         """
         silos = len(self.sets)
         held_out = size - self._training_size(size)
@@ -317,8 +383,9 @@ class LabelCut:
     def _find_largest_size(self) -> int:
         """Find the largest size at which every silo gets all its samples, evenly from its labels.
 
-        The size includes samples held out for validation. The result is 0 if even silos of one
-        sample are impossible.
+        ``_runs_short`` decides this for a single size. The size includes samples held out for
+        validation. The binary search assumes that all sizes below a possible size are possible. The
+        result is 0 if even silos of one sample are impossible.
         """
         sizes = range(1, len(self.labels["train"]) // len(self.sets) + 2)
         # Sizes run short from some size on, so the first such size can be bisected
@@ -327,8 +394,12 @@ class LabelCut:
     def _runs_short(self, size: int) -> bool:
         """Tell whether the labels have too few samples for silos of ``size`` samples each.
 
-        This holds if a silo gets fewer samples than it needs. It also holds if the numbers of its
-        samples of two labels differ by more than one.
+        They have too few in two cases:
+
+        - At some silo, the numbers of training samples (or of validation samples) of two labels
+          differ by more than one.
+        - A silo gets fewer training samples than ``_training_size``, or fewer validation samples
+          than the rest of ``size``.
         """
         validation, trained = self._compute_sizes(size)
         for parts in (validation, *trained):
@@ -355,8 +426,18 @@ class LabelCut:
     def _check_sizes(self, size: int, given: bool) -> tuple[list[int], list[list[int]]]:
         """Compute each silo's samples per label, and check that each silo gets some of each.
 
-        The result has numbers for validation, then for training. ``size`` includes both. A
-        ``DataError`` may advise a larger size only if the user has ``given`` it.
+        Args:
+            size: training samples per silo, including those held out for validation.
+            given: whether the user set ``size``. Only then may an error advise a larger size.
+
+        Returns:
+            Validation samples per silo for each of the K labels, and for each silo the training
+            samples of each of its own labels.
+
+        Raises:
+            DataError: the pool has too few samples of some label. The error is also raised if a
+                pool without a validation part leaves less than one validation sample, a tenth of
+                ``size``, per silo.
         """
         if not self._has("val") and size < VALIDATION_SHARE:
             least = VALIDATION_SHARE if given else 0
@@ -382,8 +463,18 @@ class LabelCut:
     ) -> None:
         """Raise the ``DataError`` for a silo that gets no training sample of one of its labels.
 
-        ``parts`` counts the silo's samples of each label. If the user has ``given`` a size with
-        fewer training samples than labels, the error advises a larger one.
+        The message advises a larger size if the user set a size with fewer training samples than
+        the silo has labels.
+
+        Args:
+            name: the name of the silo.
+            labels: the silo's labels.
+            parts: the number of training samples with each of these labels, at least one of them 0.
+            size: the number of training samples per silo.
+            given: whether the user set the size.
+
+        Raises:
+            DataError: always.
         """
         lost = labels[parts.index(0)]
         # The smallest size that trains on at least one image of each of the silo's labels
@@ -400,8 +491,20 @@ class LabelCut:
     def _cut_part(self, part: str, size: int) -> list[Rows]:
         """Choose every silo's rows of part 'val' or 'test', as evenly over all labels as possible.
 
-        Size 0 gives equally many samples of each label, or none if the pool lacks the part. A size
-        that the labels do not allow raises ``DataError``.
+        All silos get the same number of samples of a label. Samples that remain are not used.
+
+        Args:
+            part: 'val' or 'test'.
+            size: samples per silo. 0 means that every label gives a silo equally many samples, as
+                many as the rarest label has per silo.
+
+        Returns:
+            Rows per silo, ascending. They are empty if ``size`` is 0 and the pool does not have the
+            part.
+
+        Raises:
+            DataError: a label has fewer samples than silos, or ``size`` is below the number of
+                labels or above the number that the labels allow.
         """
         silos, have = len(self.sets), self._counts(part)
         if not sum(have) and not size:

@@ -63,11 +63,12 @@ class CutPool:
 def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
     """Open the pool of all samples of a data set, from which a partition cuts silos.
 
-    For ``ShiftedImages``, whose silos are rotated parts of a public data set, the pool is this data
-    set without rotation. Otherwise the pool joins the samples of all silos.
+    The silos of ``ShiftedImages`` are rotated parts of a public data set. Their pool is this data
+    set without rotation. For any other data set, the pool joins the samples of all silos.
 
     Raises:
-        DataError: files are unusable, or the silos differ in shape or classes.
+        DataError: files are missing or unusable, or the data set's silos differ in shape or
+            classes.
     """
     if isinstance(data, ShiftedImages):
         return _pool_of_source(data, settings, places)
@@ -77,8 +78,13 @@ def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> Cu
 def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Places) -> CutPool:
     """Open the public images behind a ``ShiftedImages`` data set as one pool, without rotation.
 
-    The parts are those of the public data set. If the images have tracks (frames of one object), a
-    tenth of each label's training tracks becomes the validation part.
+    The pool has the parts of the public data set, so its validation part may be empty. If the
+    images have tracks (frames of one object), a tenth of each label's training tracks becomes the
+    validation part. The pool's ``train_size`` and ``test_size`` are the usual ones of the data
+    set's silos.
+
+    Raises:
+        DataError: files are missing or unusable.
     """
     source = data.source
     pool, key = open_pool(source, places)
@@ -115,8 +121,12 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
 def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
     """Join the samples of all silos of a data set in one pool, from which new silos are cut.
 
-    Each sample stays in its part. Within a part and label, silos are mixed in proportion to their
-    sizes. Different shapes or classes raise ``DataError``.
+    Each sample stays in its part (train, val or test). Within a part and a label, the silos are
+    mixed in proportion to their sizes. All silos are loaded, which may create them in the cache.
+    The pool's ``train_size`` and ``test_size`` are 0.
+
+    Raises:
+        DataError: a silo cannot be loaded, or its shape or classes differ from the first silo's.
     """
     own = replace(settings, partition="own")
     silos = [data.load(name, own, places) for name in data.silo_names(own, places)]
@@ -143,8 +153,9 @@ def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> C
 def _shared_facts(silo: Silo) -> dict[str, Any]:
     """Return the facts that a data set's silos have in common, to store them with newly cut silos.
 
-    The facts are 'classes' and 'schema' (a digest of shape and classes), for tables 'features', and
-    if the silo has them, 'declared' mean and standard deviation.
+    The facts are 'classes' (the names), 'schema' (a digest of shape and classes), and for a table
+    'features' (the columns' names). If the silo states a mean and a standard deviation, 'declared'
+    has them as 'mean' and 'std'.
     """
     facts: dict[str, Any] = {"classes": list(silo.classes), "schema": silo.schema}
     if silo.features:
@@ -193,8 +204,8 @@ class _Mixed:
 def _relative_places(labels: Labels) -> Labels:
     """Return each sample's relative position among the samples of its label, (n,), between 0 and 1.
 
-    Sample k of m, counted from 0, has (k + 0.5) / m. Sorting several silos' samples by position
-    mixes the silos in proportion to their sizes.
+    Sample k of a label's m samples, counted from 0, has the position (k + 0.5) / m. Sorting the
+    samples of several silos by this position mixes the silos in proportion to their sizes.
     """
     place = np.empty(len(labels))
     for label in np.unique(labels):

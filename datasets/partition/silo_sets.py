@@ -71,11 +71,14 @@ class SiloSet:
 def open_silo_set(text: str) -> SiloSet:
     """Open the set of silos, and of links between them, that 'split.silo-set' names.
 
-    ``text`` is 'gaia', which comes with fedsilo, or the path of a CSV file. Its columns are 'site'
-    and 'neighbour', and optionally 'latency-ms' (milliseconds) and 'gbps' (gigabits per second).
+    ``text`` is 'gaia', a set that comes with fedsilo, or the path of a CSV file. Its columns are
+    'site' and 'neighbour', and optionally 'latency-ms' (milliseconds) and 'gbps' (gigabits per
+    second). A relative path is relative to the working directory, and '~' is expanded.
 
     Raises:
-        DataError: the file is missing, has no link, or has an invalid line.
+        DataError: the file is missing or not CSV, a column is missing, or a name or number is
+            invalid. The error is also raised if there is no link, a link is repeated in either
+            direction, or a link joins a silo with itself.
     """
     if text == GAIA:
         return _gaia()
@@ -114,8 +117,13 @@ def _gaia() -> SiloSet:
 def _read_edges(path: Path) -> SiloSet:
     """Read silos and the links between them from a CSV file with one link per line.
 
-    An empty or missing latency or bandwidth becomes None. A link goes both ways, so the line b,a
-    repeats a,b. Repeated links and invalid names raise ``DataError``.
+    The columns are 'site' and 'neighbour', and optionally 'latency-ms' and 'gbps'. An empty or
+    missing value becomes None. The silos are in the order of their first appearance. A link goes
+    both ways, so the line b,a repeats the line a,b.
+
+    Raises:
+        DataError: a silo's name or a number is invalid, a link is repeated or joins a silo with
+            itself, or the file has no link.
     """
     names: dict[str, int] = {}
     links: dict[tuple[str, str], Link] = {}
@@ -156,8 +164,14 @@ def _read_edges(path: Path) -> SiloSet:
 def _read_number(row: Mapping[str, str], column: str, where: str, zero: bool) -> float | None:
     """Read a cell of a CSV row as a number. An empty cell and a missing column give None.
 
-    The number must be finite and above 0, or also 0 if ``zero`` is true. ``where`` is the file and
-    line, for errors.
+    Args:
+        row: column -> text.
+        column: the column to read.
+        where: the file and line, for errors.
+        zero: whether 0 is allowed too.
+
+    Raises:
+        DataError: the value is not a finite number, is below 0, or is 0 although ``zero`` is false.
     """
     text = row.get(column)
     if not text:

@@ -63,14 +63,18 @@ def is_dicom(path: Path) -> bool:
 
 
 def read_radiograph(path: Path, bits: int) -> Grey:
-    """Read a grey radiograph from a DICOM, PNG or TIFF to float32 (height, width).
+    """Read a grey radiograph: a DICOM file with ``read_dicom``, any other file with ``read_grey``.
 
-    Brightness goes from 0 (black) to 1 (white). ``bits`` is the number of bits per pixel that the
-    user declares, 8 to 16.
+    Args:
+        path: the file.
+        bits: the bits per pixel that the user declares, 8 to 16.
+
+    Returns:
+        The picture, (height, width), float32, from 0 (black) to 1 (white).
 
     Raises:
-        BrokenImageError: the file is missing, damaged, not a single grey image, or of another
-            depth.
+        BrokenImageError: the file is missing or damaged, is not a single grey image of the declared
+            depth, or is a DICOM that cannot be decoded on this machine.
     """
     if is_dicom(path):
         return read_dicom(path, bits)
@@ -78,14 +82,21 @@ def read_radiograph(path: Path, bits: int) -> Grey:
 
 
 def read_dicom(path: Path, bits: int) -> Grey:
-    """Decode a DICOM's image to (height, width), float32, from 0 (black) to 1 (white).
+    """Decode a DICOM's picture to (height, width), float32, from 0 (black) to 1 (white).
 
-    The image looks as in a viewer. Without lookup table and window in the header, the whole range
-    of the stored bits is shown. Padding pixels become black. ``bits`` is the declared depth, 8 to
-    16.
+    The picture looks as in a viewer. The header's lookup tables, or its rescaling and first window,
+    convert the stored values to brightness. Without table and window, the whole range of the stored
+    bits is shown. A picture in which high values are dark (MONOCHROME1) is inverted. Padding pixels
+    become black.
+
+    Args:
+        path: the file.
+        bits: the bits per pixel that the user declares, 8 to 16.
 
     Raises:
-        BrokenImageError: the file is unusable or of another depth.
+        BrokenImageError: the file is missing or damaged, is not a single grey frame of the declared
+            depth, has another size than its header says, or has a compression that cannot be
+            decoded on this machine.
     """
     try:
         return _read(path, bits)
@@ -98,11 +109,12 @@ def read_dicom(path: Path, bits: int) -> Grey:
 def radiograph_header(path: Path) -> ImageHeader:
     """Read width, height and bits per pixel of a DICOM or an image file without decoding pixels.
 
-    The bits of a DICOM are those that a pixel takes in the file, 8 or 16. Those of an image file
-    count all channels together.
+    The bits of a DICOM are those that a pixel takes in the file (8 or 16), not those in use. The
+    bits of an image file are those of all channels together.
 
     Raises:
-        BrokenImageError: the file is missing, damaged or without these values.
+        BrokenImageError: the file is missing or damaged, is neither a DICOM nor an image, or its
+            header lacks width, height or bits.
     """
     if not is_dicom(path):
         return picture_header(path)
@@ -114,10 +126,19 @@ def radiograph_header(path: Path) -> ImageHeader:
 
 
 def _read(path: Path, bits: int) -> Grey:
-    """Decode the grey image of a DICOM file to float32 (height, width), as a viewer shows it.
+    """Check and decode a DICOM's picture to (height, width), float32, from 0 (black) to 1 (white).
 
-    Black is 0 and white is 1. Padding becomes black. The file may use at most ``bits`` stored bits
-    per pixel. A damaged header may raise any exception.
+    The header and the amount of data are checked before the stored values are decoded. The values
+    are then converted to the brightness that a viewer shows. A picture in which high values are
+    dark (MONOCHROME1) is inverted. Padding pixels become 0. ``bits`` is the declared number of bits
+    per pixel.
+
+    Raises:
+        BrokenImageError: the file is missing, is not a grey DICOM with one frame of this depth,
+            cannot be decoded here, or has a rescaling, window or lookup table that cannot be
+            applied.
+        Exception: the header is damaged. ``read_dicom`` turns any such error into a
+            ``BrokenImageError``.
     """
     dataset = _read_header(path)
     _check_kind(dataset, bits)
@@ -138,8 +159,14 @@ def _read(path: Path, bits: int) -> Grey:
 def _read_header(path: Path, pixels: bool = True) -> FileDataset:
     """Read a DICOM file with pydicom, without decoding its pixels.
 
-    If ``pixels`` is false, the encoded pixel data are not loaded. A deflated file, which is
-    compressed as a whole, raises ``BrokenImageError``.
+    Args:
+        path: the file.
+        pixels: whether to load the encoded pixel data too. Readers of the header alone do not need
+            them.
+
+    Raises:
+        BrokenImageError: the file is missing, damaged, not a DICOM, or deflated (compressed as a
+            whole).
     """
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError
@@ -162,10 +189,14 @@ def _read_header(path: Path, pixels: bool = True) -> FileDataset:
 
 
 def _check_kind(dataset: FileDataset, bits: int) -> None:
-    """Check by its header that a DICOM is one grey image that can be decoded here.
+    """Check that a DICOM is one grey image of ``bits`` bits per pixel that can be decoded here.
 
-    It must fit the declared ``bits`` per pixel, and have at most 89 million pixels. Any other DICOM
-    raises ``BrokenImageError``.
+    Only the header is checked.
+
+    Raises:
+        BrokenImageError: the DICOM has colours, several frames or another depth, has no pixels or
+            more than 89 million, lacks a needed value in its header, or is compressed in a way that
+            cannot be decoded on this machine.
     """
     fault = _kind_fault(dataset) or _syntax_fault(dataset)
     if fault:
@@ -242,8 +273,15 @@ def _decode_pixels(dataset: FileDataset) -> npt.NDArray[Any]:
 def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
     """Check, before decoding, that the amount of pixel data fits the size in the header.
 
-    Too few bytes raise ``BrokenImageError``. Surplus bytes must all be equal, and are removed from
-    ``dataset``. Compressed data must state the size ``shape``, except RLE data.
+    - Uncompressed data must have the expected number of bytes. Surplus bytes at the end are removed
+      from ``dataset`` if they all have the same value. There must be fewer of them than of the
+      expected bytes.
+    - Compressed data have a header whose size must be ``shape``. RLE data have no such header, and
+      are not checked here.
+
+    Raises:
+        BrokenImageError: there are too few bytes, the surplus is not padding, or compressed data
+            state another size.
     """
     from pydicom.encaps import generate_frames
     from pydicom.uid import RLELossless
@@ -293,9 +331,14 @@ def declared_shape(content: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg_shape(content: bytes) -> tuple[int, int] | None:
-    """Find the frame header of a JPEG, and return (height, width) from it, or None without one.
+    """Find the frame header of a JPEG, and return (height, width) from it.
 
-    If the content ends too early, an ``IndexError`` or ``struct.error`` is raised.
+    The result is None if the image data or the end of the picture come before a frame header, or if
+    a segment is malformed.
+
+    Raises:
+        IndexError: the content ends before a frame header.
+        struct.error: the content ends within a header.
     """
     # A segment is 0xFF, a marker and, for most markers, a length of 2 bytes that includes itself
     place = len(_JPEG)
@@ -319,8 +362,18 @@ def _jpeg_shape(content: bytes) -> tuple[int, int] | None:
 def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Convert a DICOM's stored values to the brightness that a viewer shows, from 0 to 1.
 
-    The header's rescaling comes first, then its VOI lookup table or window. Without both, the
-    possible range is stretched. ``dataset`` may change. A damaged table raises any error.
+    The first step (modality) applies a lookup table, or a slope and an intercept. The second step
+    (values of interest, VOI) applies a lookup table, or stretches the range of the first window to
+    the whole brightness. Without both, the range that the stored bits allow is stretched. Results
+    outside 0..1 are clipped.
+
+    Args:
+        dataset: the DICOM. The descriptor of its VOI table may be changed.
+        raw: the stored values, (height, width).
+
+    Raises:
+        ValueError: the header rescales by a slope that is not above 0.
+        Exception: any other error, if a table is damaged.
     """
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
@@ -344,8 +397,16 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
 def _modality_range(dataset: FileDataset) -> tuple[float, float]:
     """Compute the smallest and the largest value that a DICOM may have after the modality step.
 
-    This step converts stored values to the scanner's unit, by a table or slope and intercept. Only
-    the header is read. A slope of 0 or less raises ``ValueError``.
+    The modality step converts stored values to the scanner's unit, by a lookup table or by a slope
+    and an intercept. Only the header is read:
+
+    - With a lookup table of d bits per entry, the range is 0 to 2^d - 1.
+    - Otherwise b stored bits give 0 to 2^b - 1, or -2^(b-1) to 2^(b-1) - 1 if the values are
+      signed. If the header has slope and intercept, they are applied to both ends.
+
+    Raises:
+        ValueError: there is no table, and the header has an intercept and a slope that is not above
+            0.
     """
     if dataset.get("ModalityLUTSequence"):
         return 0, 2 ** dataset.ModalityLUTSequence[0].LUTDescriptor[2] - 1
@@ -364,10 +425,14 @@ def _modality_range(dataset: FileDataset) -> tuple[float, float]:
 
 
 def _find_padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Find the padding pixels of a DICOM, which surround the image, as a bool mask (height, width).
+    """Find the padding pixels, which fill a DICOM's picture outside the image.
 
-    The header may state a padding value and a limit. Stored values from one to the other are
-    padding. Without a padding value there is none.
+    The header may state a padding value, and a limit that makes it a range. A pixel is padding if
+    its stored value equals the padding value or lies in the range, both ends included. Without a
+    padding value in the header, no pixel is padding.
+
+    Returns:
+        A bool mask (height, width), True for padding.
     """
     value = dataset.get("PixelPaddingValue")
     if value is None:

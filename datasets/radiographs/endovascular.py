@@ -95,9 +95,10 @@ class _WithMasks(Endovascular):
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return a function that decodes an image and its mask to uint8 (2, size, size).
 
-        The function takes the image's name. The first channel is the grey image, and the second the
-        mask, 0 or 1. The central square of each is resized. Unusable files raise
-        ``BrokenImageError``, and images without a mask ``KeyError``.
+        The function takes the image's name in ``index``. The first channel is the grey image, and
+        the second the mask, 0 or 1. The central square of each is resized, the mask by taking the
+        nearest pixel. The function raises ``BrokenImageError`` if the image or its mask is
+        unusable, and ``KeyError`` for an image without a mask.
         """
         bits, masks = self.bits(index), read_masks(index)
 
@@ -112,8 +113,9 @@ class _WithMasks(Endovascular):
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
         """Decode the images that have a mask, each to its grey image and its mask.
 
-        The result's images are (k, 2, size, size). Images without masks are left out without a
-        fault. ``Decoded.kept`` has the positions of the k decoded images in ``index``.
+        The result's images are (k, 2, size, size), for k decoded images. Images without masks are
+        left out without a fault, and broken ones with a fault. ``Decoded.kept`` has the positions
+        of the decoded images in the whole ``index``.
 
         Raises:
             DataError: the manifest cannot be read, or a mask is outside the data directory.
@@ -125,12 +127,14 @@ class _WithMasks(Endovascular):
 
 
 def read_masks(index: ImageIndex) -> dict[str, str]:
-    """Read from a site's manifest (its list of images), ``index.where``, which images have a mask.
+    """Read from a site's manifest (its list of images) which images have a mask.
 
-    Images with an empty cell in the column 'mask' are left out. The files need not exist.
+    The manifest is the file ``index.where``. Images whose cell in the column 'mask' is empty are
+    left out. Whether the files exist is not checked.
 
     Returns:
-        Image -> its mask, both relative to ``index.folder``.
+        Image -> its mask, both relative to ``index.folder``. If a file exists only under another
+        Unicode form of its name (NFC or NFD), the result has that form.
 
     Raises:
         DataError: the manifest cannot be read, or a mask is outside the data directory.
@@ -154,11 +158,14 @@ def read_masks(index: ImageIndex) -> dict[str, str]:
 def read_picture(path: Path, bits: int) -> Grey:
     """Decode an image file or a DICOM to a grey image, (height, width), float32, from 0 to 1.
 
-    ``bits`` is the declared number of bits per pixel. With 8 bits, PNG, JPEG and DICOM are allowed,
-    and colours become grey. With more bits, grey PNG, TIFF and DICOM are allowed.
+    Args:
+        path: the file. With 8 bits it must be a DICOM, PNG or JPEG, and colours of a PNG or JPEG
+            are converted to grey. With more bits it must be a DICOM, or a grey PNG or TIFF.
+        bits: the number of bits per pixel that the user declares, 8 to 16.
 
     Raises:
-        BrokenImageError: the file is unusable or has another depth.
+        BrokenImageError: the file is missing or damaged, or does not have an allowed format or the
+            declared depth.
     """
     if is_dicom(path):
         return read_dicom(path, bits)
@@ -206,8 +213,11 @@ def _read_8_bits(path: Path) -> Grey:
 def _read_mask(picture: Grey, path: Path) -> Mask:
     """Read a PNG as a mask for ``picture``: a bool array (height, width), True for marked pixels.
 
-    A pixel is marked if any of its stored values, except alpha, is above 0. A mask of another size
-    than the picture raises ``BrokenImageError``.
+    A pixel is marked if any of its stored values, except alpha, is above 0. Of ``picture`` only the
+    size matters.
+
+    Raises:
+        BrokenImageError: the file cannot be read, or its size differs from the picture's.
     """
     try:
         with opened_image(path, ("PNG",)) as image:

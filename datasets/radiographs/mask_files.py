@@ -24,8 +24,12 @@ ValueTable = npt.NDArray[np.uint8]
 def value_table(classes: Mapping[str, Sequence[str]]) -> ValueTable:
     """Build a table (65536,) that maps the value of a pixel in a mask to the index of its class.
 
-    ``classes`` has the pixel values of each class, as strings. An index is the position of a class
-    in it, and the first class is the background. Values of no class map to 255.
+    The entry is 255 for a value that no class declares. If two classes declare a value, the later
+    class counts.
+
+    Args:
+        classes: class -> its pixel values, whole numbers from 0 to 65535 as strings. The index of a
+            class is its position in this mapping. The first class is the background.
     """
     table = np.full(LARGEST_VALUE + 1, _UNKNOWN, dtype=np.uint8)
     for number, values in enumerate(classes.values()):
@@ -36,12 +40,19 @@ def value_table(classes: Mapping[str, Sequence[str]]) -> ValueTable:
 def read_class_mask(path: Path, height: int, width: int, table: ValueTable) -> ClassMask:
     """Read a mask file as the class index of each pixel, uint8 (height, width).
 
-    ``table`` has the class of each stored value. With a palette, the value is the index into it.
-    Alpha is ignored.
+    The stored value of a pixel decides its class. With a palette, this is the index into the
+    palette. With one bit per pixel it is 0 or 1. An alpha channel is ignored. An image with colour
+    channels is accepted only if they are equal at each pixel.
+
+    Args:
+        path: the file, in one of ``FORMATS``.
+        height: the height of the image that the mask belongs to, in pixels.
+        width: the width of that image.
+        table: the class of each value (``value_table``).
 
     Raises:
-        BrokenImageError: the file cannot be read, has another size than (height, width), shows
-            colours, or has an undeclared value.
+        BrokenImageError: the file cannot be read, has another size than its image, shows colours,
+            or has a value that is not declared. The error's text begins with "has a mask that".
     """
     try:
         with opened_image(path, FORMATS) as image:
@@ -59,8 +70,13 @@ def read_class_mask(path: Path, height: int, width: int, table: ValueTable) -> C
 def _grey_values(pixels: npt.NDArray[Any], bands: npt.NDArray[np.str_]) -> npt.NDArray[np.int64]:
     """Reduce the pixels of a mask to one value each, (h, w) int64, without the alpha band.
 
-    ``pixels`` is (h, w), or (h, w, b) with the named ``bands``. Colour channels that differ at a
-    pixel raise ``BrokenImageError``.
+    Args:
+        pixels: (h, w), or (h, w, b) with b bands.
+        bands: the names of the bands, such as 'R'. 'A' is the alpha band, and all others are
+            colours.
+
+    Raises:
+        BrokenImageError: the colour channels of a pixel differ.
     """
     values = pixels
     if pixels.ndim == 3:

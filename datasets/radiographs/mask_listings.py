@@ -56,11 +56,12 @@ class MaskManifest(Manifest):
 def has_mask_folders(folder: Path) -> bool:
     """Tell whether a folder is a site with masks: it has subfolders named ``images`` and ``masks``.
 
-    A folder whose subfolders are all named train, val or test is a site too, if each has both.
+    A folder whose subfolders are all named train, val or test is a site too, if each of them has
+    ``images`` and ``masks``. Not all three need exist.
 
     Raises:
-        DataError: a folder is unreadable, or one has a name like 'train' or 'testing', but not all
-            are named train, val or test.
+        DataError: a folder cannot be read, or its subfolders look like parts of a split, but are
+            not all named train, val or test.
     """
     names = {inner.name for inner in subfolders(folder)}
     if {IMAGES, MASKS} <= names:
@@ -72,11 +73,16 @@ def has_mask_folders(folder: Path) -> bool:
 def list_mask_folders(folder: Path, data: Path) -> ImageIndex:
     """List the images in a site's folders ``images``, with their masks in the folders ``masks``.
 
-    A mask has the file name of its image, except for the ending. Each image counts as a patient.
-    Names are relative to ``data``, the data directory.
+    A mask has the same file name as its image, except for the ending. The images are ordered by
+    part and name. Each image counts as a patient, because folders do not name patients.
+
+    Args:
+        folder: the site's folder.
+        data: the data directory, to which the names in the index are relative.
 
     Raises:
-        DataError: the site lacks these folders, or images and masks do not pair.
+        DataError: the site lacks these folders, an image has no mask, a mask has no image, or two
+            files in a folder have the same name except for the ending.
     """
     if not has_mask_folders(folder):
         raise DataError(f"{folder} must have the folders of {LAYOUT}: sort the files into them")
@@ -96,8 +102,13 @@ def list_mask_folders(folder: Path, data: Path) -> ImageIndex:
 def _pair_files(folder: Path) -> list[tuple[Path, Path]]:
     """Pair each file in ``images`` with the file in ``masks`` that has the same name.
 
-    The endings may differ. The pairs (image, mask) are in the order of the images' names. A file
-    without counterpart raises ``DataError``.
+    The endings may differ.
+
+    Returns:
+        Pairs (image, mask), in the order of the images' names.
+
+    Raises:
+        DataError: a file has no counterpart, or two files in one folder differ only in the ending.
     """
     images, masks = _by_stem(folder / IMAGES), _by_stem(folder / MASKS)
     _check_partners(folder / IMAGES, images, masks, "mask", MASKS)
@@ -131,8 +142,17 @@ def _check_partners(
 ) -> None:
     """Check that each file has a partner in the other folder: a file of the same name.
 
-    Both mappings have names without endings. The log on this machine names files without a partner.
-    ``DataError`` says that ``what`` is missing in ``where``.
+    The endings may differ. The names of files without a partner are logged on this machine only.
+
+    Args:
+        folder: the path of the folder that contains ``files``, for errors.
+        files: name without ending -> file.
+        partners: name without ending -> file in the other folder.
+        what: 'mask' or 'image', which is missing, for errors.
+        where: the name of the other folder, for errors.
+
+    Raises:
+        DataError: files have no partner. The error has the number of these files.
     """
     lone: Sequence[str] = [stem for stem in files if stem not in partners]
     if lone:

@@ -58,10 +58,10 @@ def load_masked_silo(name: str, settings: CommonSettings, places: Places | None 
     Args:
         name: the silo's name.
         settings: the run's settings.
-        places: the data directory and the cache directory. None means those in the settings.
+        places: the data directory and the cache directory. If it is None, the settings decide.
 
     Raises:
-        DataError: the data set has no masks, or the silo cannot be loaded.
+        DataError: the data set has no masks, no silo has this name, or a file is unusable.
         SettingError: the data set does not exist.
     """
     data = data_set(settings.dataset)
@@ -94,7 +94,8 @@ def split_masks(silo: Silo) -> Silo:
     """Make a segmentation silo from a silo whose images have a mask as their last channel.
 
     A mask has the class index of each pixel. The masks become the labels, (n, height, width), and
-    are removed from the inputs. No data are copied, and ``silo`` itself is not changed.
+    are removed from the inputs. No data are copied. The classes stay the same, because they already
+    name the classes of pixels. ``silo`` itself is not changed.
     """
     # The mask is not an input of the network, so the shape has one channel less
     channels, *size = silo.shape.input_shape
@@ -112,8 +113,9 @@ def split_masks(silo: Silo) -> Silo:
 def _split_masks(split: Split, input_shape: tuple[int, ...]) -> Split:
     """Take the last channel of a split's inputs as the labels, without copying any data.
 
-    ``input_shape`` is the shape of an image without the mask. Only an empty split needs it. Its
-    inputs get the shape (0, *input_shape).
+    Inputs and labels of the result are views of the same tensor. Only an empty split needs
+    ``input_shape``, the shape of an image without the mask. Its inputs get the shape (0,
+    *input_shape).
     """
     if len(split) == 0:
         inputs = split.inputs.new_zeros((0, *input_shape))

@@ -68,8 +68,16 @@ def _indices_as_lists(content: Any) -> Any:
 def _check_values(classes: dict[str, list[str]]) -> dict[str, list[str]]:
     """Check that there are at most 255 classes, and that their pixel values are whole numbers.
 
-    ``classes`` has the values of each class, as strings, and is returned unchanged. A value outside
-    0 to 65535 raises ``ValueError``.
+    Args:
+        classes: class -> the pixel values that mean the class in masks, as strings of digits.
+            Whether two classes share a value is not checked here.
+
+    Returns:
+        ``classes``, unchanged.
+
+    Raises:
+        ValueError: there are more than 255 classes, or a value is not a whole number from 0 to
+            65535.
     """
     if len(classes) > MOST_CLASSES:
         raise fault(f"under 'classes' there must be at most {MOST_CLASSES} classes")
@@ -111,23 +119,24 @@ class MaskImages(DeepManifests, MaskedDataSet):
     def declaration(self, places: Places) -> MaskDeclaration:
         """Read ``masks.yaml``, which describes the data set, or derive its content from folders.
 
-        Without the file, each folder with ``images`` and ``masks`` in the data directory is a site.
+        The folders in the data directory are used only if the file does not exist. Each folder with
+        ``images`` and ``masks`` is then a site.
 
         Raises:
-            DataError: the file is invalid, or without it, no folder has both or a folder's name is
-                invalid.
+            DataError: the file is invalid. Without the file, no folder has ``images`` and
+                ``masks``, or the name of one that has them cannot be a site's name.
         """
         return _read_declaration(self.files_folder(places))
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """List a site's images with their masks, for about 'split.sample-share' of the patients.
 
-        A hash of their names chooses the patients. An image without a known patient counts as a
-        patient by itself.
+        A hash of the patients' names chooses them. An image counts as a patient by itself if no
+        manifest (list of images) names its patient.
 
         Raises:
-            DataError: the site's list or folder is missing or invalid, or images and masks do not
-                pair.
+            DataError: the site's manifest or folder is missing, invalid or outside the data
+                directory, or an image and a mask cannot be paired.
         """
         folder, declared = self.files_folder(places), self.declaration(places)
         listing = resolve_inside("", declared.sites[site])
@@ -182,9 +191,10 @@ class MaskImages(DeepManifests, MaskedDataSet):
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return a function that decodes an image by name to uint8 (channels, size, size).
 
-        There is one grey channel, or three if ``masks.yaml`` declares colour. With masks, a last
-        channel has class indices. The central square is resized. The function raises
-        ``BrokenImageError`` for unusable files.
+        The image is grey, or has three channels if ``masks.yaml`` declares colour. If ``index`` has
+        masks, a last channel has the class index of each pixel. The central square of image and
+        mask is resized, the mask by taking the nearest pixel. The function raises
+        ``BrokenImageError`` if either is unusable.
 
         Raises:
             DataError: ``masks.yaml`` is invalid.
@@ -223,8 +233,13 @@ class MaskImages(DeepManifests, MaskedDataSet):
 def _read_declaration(folder: Path) -> MaskDeclaration:
     """Read ``masks.yaml`` in the data directory, or derive its content from the folders.
 
-    Without the file, each folder with ``images`` and ``masks`` is a site. Pixel value 0 is then the
-    background, and 1 and 255 are the foreground, in 8-bit images without colour.
+    The file describes the data set. If it does not exist, each folder with ``images`` and ``masks``
+    is a site with the folder's name. There are two classes: pixel value 0 is the background, and
+    values 1 and 255 are the foreground. Images then have 8 bits without colour.
+
+    Raises:
+        DataError: the file is unreadable or invalid. Without the file, no folder has ``images`` and
+            ``masks``, or the name of one that has them cannot be a site's name.
     """
     if (folder / MaskImages.file).exists():
         return read_declared(folder / MaskImages.file, MaskDeclaration)
@@ -249,8 +264,12 @@ def _read_declaration(folder: Path) -> MaskDeclaration:
 def _read_channels(path: Path, declared: MaskDeclaration) -> list[Grey]:
     """Decode an image to its channels, each (height, width) float32, from 0 to 1.
 
-    If ``masks.yaml`` declares colour, the channels are red, green and blue, and a DICOM raises
-    ``BrokenImageError``. Otherwise there is one grey channel.
+    If ``declared``, the content of ``masks.yaml``, says that the images have colour, the channels
+    are red, green and blue. Otherwise there is one grey channel.
+
+    Raises:
+        BrokenImageError: the file is missing or damaged, or does not have an allowed format or the
+            declared depth. With colour, a DICOM is refused too.
     """
     if not declared.colour:
         return [read_picture(path, declared.bits)]
@@ -262,8 +281,11 @@ def _read_channels(path: Path, declared: MaskDeclaration) -> list[Grey]:
 def _read_colours(path: Path) -> list[Grey]:
     """Decode an 8-bit image to its red, green and blue channels, in this order, from 0 to 1.
 
-    Each channel is (height, width) float32. The image is turned upright by its EXIF data. More than
-    8 bits per channel raise ``BrokenImageError``.
+    Each channel is (height, width) float32. The image is turned upright by its EXIF data. An image
+    that is not RGB is converted to RGB, without its alpha channel.
+
+    Raises:
+        BrokenImageError: the file is missing or damaged, or has more than 8 bits per channel.
     """
     from PIL import ImageOps
 

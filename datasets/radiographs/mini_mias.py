@@ -76,12 +76,13 @@ class MiniMias(RadiographDataSet):
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return a function that decodes an image of ``index`` by name to int16 (1, size, size).
 
-        Dark edges are cropped. The longer side of the rest becomes ``size``.
-        'data.intensity-profiles' renders the image as the X-ray machine of its tissue's vendor
-        would show it. The function raises ``BrokenImageError`` for unusable files.
+        The function decodes the 8-bit grey file, crops its dark edges, and resizes the rest until
+        the longer side has ``size`` pixels. If 'data.intensity-profiles' is set, the picture is
+        rendered as a vendor's machine would show it. Each breast tissue has a vendor. The noise is
+        the same in every run. The function raises ``BrokenImageError`` if the file is unusable.
 
         Raises:
-            DataError: the list of images is invalid.
+            DataError: the list of images is missing or invalid.
         """
         rows = _read_listing(index.folder.parent)
 
@@ -97,9 +98,12 @@ class MiniMias(RadiographDataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that decodes a new 8-bit file or DICOM like the images of ``site``.
 
-        The function takes a path and returns int16 (1, size, size). It raises ``BrokenImageError``
-        for an unusable file. If ``site`` is a breast tissue, 'data.intensity-profiles' renders the
-        image as the X-ray machine of its vendor would show it.
+        A site is a kind of breast tissue. The function takes a path and returns int16 (1, size,
+        size). It raises ``BrokenImageError`` for an unusable file.
+
+        If 'data.intensity-profiles' is set, the picture is rendered like that of the site's vendor.
+        The file's name without its ending seeds the noise. Nothing is rendered if ``site`` is not a
+        tissue, such as ''.
         """
         size = settings.image_size or self.own_size(places)
         profile = None
@@ -141,8 +145,9 @@ def _read_listing(folder: Path) -> dict[str, dict[str, str]]:
 def _row_fault(row: Mapping[str, str]) -> str:
     """Describe the first invalid column of a line of ``labels.csv``, or return '' if all are valid.
 
-    The image must be a PNG file's plain name. The patient must not be empty. Tissue must be F, G or
-    D, and severity N, B or M.
+    The caller puts the description after the file and the line. The image must be the plain name of
+    a PNG file. The patient must not be empty. Tissue must be F, G or D, and severity N, B or M.
+    Whether the file exists is not checked.
     """
     if not re.fullmatch(r"[A-Za-z0-9_-]+\.png", row["image"]):
         return ", column 'image': the value must be a PNG file's plain name: correct it"

@@ -56,9 +56,13 @@ class PneumoniaMnist(DataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that decodes a user's image like the images of ``site``.
 
-        The function takes the path of an 8-bit grey DICOM, PNG or TIFF, and returns int16 (1, size,
-        size). It raises ``BrokenImageError`` for an unusable file. If 'data.intensity-profiles' is
-        set, blur, noise and tone curve of the vendor ``site`` are applied.
+        The function takes the path of an 8-bit DICOM, or of an 8-bit grey PNG or TIFF. It resizes
+        the whole image, and returns int16 (1, size, size). It raises ``BrokenImageError`` for an
+        unusable file.
+
+        If 'data.intensity-profiles' is set and ``site`` is a vendor's name, the picture is rendered
+        like that of this vendor's machine: blur, noise and tone curve. The noise is the same each
+        time for the same site and file name.
         """
         size = settings.image_size or SIDE
         profile = None
@@ -74,8 +78,12 @@ class PneumoniaMnist(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Open a site's silo in the cache, or create it there from ``pneumoniamnist.npz``.
 
-        A site is a vendor. Its images become int16 (1, size, size). 'data.intensity-profiles'
-        renders them as the vendor's X-ray machine would show them.
+        A site is a vendor. To create the silo, the site's images are selected and resized to int16
+        (1, size, size). If 'data.intensity-profiles' is set, the images are rendered as the
+        vendor's machine would show them.
+
+        Raises:
+            DataError: the file is missing or unusable.
         """
         path = public_data()[self.name].find(places) / _FILE
         stamp, values = path.stat(), as_mapping(settings)
@@ -107,8 +115,18 @@ def _rows(
 ) -> npt.NDArray[np.int64]:
     """Choose a site's images of one part: a random third of each class, or a share of that third.
 
-    No image is at two sites. Of its third, a site keeps 'split.sample-share', but at least one
-    image. The result has row indices into ``labels``, ascending.
+    Each class is shuffled in the same way at every site, seeded by 'split.fold-seed'. Its images
+    are then dealt to the three sites in turn, so no image is at two sites. Of its third, a site
+    keeps the share 'split.sample-share', but at least one image.
+
+    Args:
+        site: the name of the site, which is a vendor.
+        part: 'train', 'val' or 'test'. The result for 'test' is empty if 'split.use-test' is false.
+        labels: the label of each image of the part, (n,).
+        settings: the settings that are named here.
+
+    Returns:
+        Row indices into ``labels``, ascending.
     """
     dealt = []
     for label in range(len(CLASSES)):

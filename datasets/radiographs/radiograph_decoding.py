@@ -30,8 +30,12 @@ _PHOTOMETRIC = 262  # TIFF's tag that decides whether 0 is white
 def read_grey(path: Path, bits: int) -> Grey:
     """Decode a grey PNG or TIFF to (height, width), float32, from 0 for black to 1 for white.
 
-    ``bits`` is the declared number of bits per pixel, 8 to 16. Stored values are divided by 2^bits
-    - 1.
+    The pixel values are divided by 2^bits - 1. In a TIFF whose value 0 means white, they are
+    inverted.
+
+    Args:
+        path: the file.
+        bits: the declared bits per pixel, 8 to 16.
 
     Raises:
         BrokenImageError: the file is missing or damaged, has several pages, is not grey, or does
@@ -76,11 +80,16 @@ def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
 def check_depth(depth: int, largest: int, bits: int) -> int:
     """Check that a file has the declared depth, and return the largest allowed value, 2^bits - 1.
 
-    ``depth`` is the bits per pixel that the file stores: 8 if 8 are declared, and 16 for 9 to 16.
-    ``largest`` is the largest value in the file.
+    A file stores 8 bits per pixel if 8 are declared, and 16 if 9 to 16 are declared.
+
+    Args:
+        depth: the bits per pixel that the file stores.
+        largest: the largest value in the file.
+        bits: the declared bits per pixel, 8 to 16.
 
     Raises:
-        BrokenImageError: the depth or the largest value does not fit.
+        BrokenImageError: the file stores another number of bits, or ``largest`` is above 2^bits -
+            1.
     """
     top: int = 2**bits - 1
     stored = 8 if bits <= 8 else 16  # files hold whole bytes
@@ -97,11 +106,12 @@ def check_depth(depth: int, largest: int, bits: int) -> int:
 def fit_square(picture: Grey, size: int) -> Grey:
     """Crop empty edges from ``picture`` (height, width), and fit the rest into (size, size).
 
-    An edge is empty where all pixels are within 1/256 of the brightness range above the darkest.
-    The rest keeps its aspect ratio, at the top left. The remaining area gets the darkest value.
+    A row or column at an edge is empty if all its pixels exceed the darkest pixel by at most 1/256
+    of the span from darkest to brightest. The rest is resized bilinearly so that its longer side is
+    ``size``, and put at the top left. The remaining area gets the value of the darkest pixel.
 
     Raises:
-        BrokenImageError: all pixels of ``picture`` or the result are equal.
+        BrokenImageError: all pixels of ``picture`` or of the result are equal.
     """
     darkest, brightest = picture.min(), picture.max()
     # The threshold is relative, because air is not equally dark on all machines
@@ -123,22 +133,29 @@ def fit_square(picture: Grey, size: int) -> Grey:
 
 
 def resize(picture: Grey, height: int, width: int) -> Grey:
-    """Resize a picture bilinearly to float32 (height, width), without exceeding its value range."""
+    """Resize ``picture`` bilinearly, with antialiasing, to (height, width), float32.
+
+    The proportions may change.
+    """
     from PIL import Image
     from PIL.Image import Resampling
 
     # Pillow reads the buffer as it lies in memory, so a view with strides would be garbled
     image = Image.fromarray(np.ascontiguousarray(picture, dtype=np.float32))
-    # Pillow antialiases when it shrinks
     return np.asarray(image.resize((width, height), Resampling.BILINEAR))
 
 
 def as_rendered(picture: Grey, profile: Profile | None, *key: str | int) -> npt.NDArray[np.int16]:
-    """Convert a picture to int16 (1, height, width), first rendered like a vendor's X-ray machine.
+    """Convert a picture to int16 (1, height, width), as one vendor's X-ray machine would render it.
 
-    ``profile`` adds the machine's blur, noise and tone curve, and None adds nothing. Brightness is
-    then clipped to 0..1, and becomes -32768..32767. ``key`` identifies the image and seeds the
-    noise.
+    Brightness 0..1 becomes -32768..32767, rounded to whole numbers.
+
+    Args:
+        picture: brightness from 0 to 1, (height, width).
+        profile: the blur, noise and tone curve of the vendor's machines. None leaves the picture as
+            it is.
+        key: what identifies the image, such as its file name. It seeds the noise, so the same image
+            always gets the same noise.
     """
     if profile:
         rng = np.random.default_rng(derive_seed(0, "vendor-noise", *key))

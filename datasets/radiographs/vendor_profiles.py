@@ -33,14 +33,16 @@ class Profile:
     def render(self, picture: Grey, rng: np.random.Generator) -> Grey:
         """Render a picture as the vendor's machine would, with its blur, noise and tone curve.
 
-        The standard deviation of the noise is ``noise`` times the square root of the brightness.
+        The picture is blurred along both axes. Then Gaussian noise is added, whose standard
+        deviation is ``noise`` times the square root of the blurred brightness. The result is
+        clipped to 0..1, mapped by the tone curve ``curve``, and clipped again.
 
         Args:
             picture: brightness from 0 to 1, (height, width).
             rng: draws the noise.
 
         Returns:
-            The rendered picture, of the same shape, clipped to 0..1.
+            The rendered picture, of the same shape, 0..1.
         """
         # The blur is separable: down the columns, then, on the transposed picture, along the rows
         soft = _blur(_blur(picture, self.blur).T, self.blur).T
@@ -52,8 +54,8 @@ class Profile:
 def _blur(picture: Grey, share: float) -> Grey:
     """Blur a picture along the first axis, by mixing each row with its two neighbours.
 
-    A row keeps 1 - 2 * ``share`` of its values, and gets ``share`` of each neighbour's values. At
-    an edge, the row itself replaces the missing neighbour.
+    A row keeps 1 - 2 * ``share`` of its values, and gets ``share`` of the values of each neighbour.
+    At an edge, the row itself takes the place of the missing neighbour.
     """
     above, below = np.roll(picture, 1, axis=0), np.roll(picture, -1, axis=0)
     above[0], below[-1] = picture[0], picture[-1]

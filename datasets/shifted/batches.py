@@ -54,11 +54,12 @@ CIFAR100 = Layout("cifar100", ("train",), "test", 2, "fine_labels", 100)
 def list_batches(layout: Layout, folder: Path) -> Facts:
     """List the batch files of a CIFAR set in ``folder``, either all binary or all Python pickles.
 
-    Binary files are listed if there is a binary training batch, and otherwise pickles.
+    If there is a binary training batch, binary files are listed, and otherwise pickles. ``layout``
+    has the file names of the data set's batches.
 
     Returns:
         [name, size in bytes, modification time in ns] of each training batch, and then of the test
-        batch if it exists. [] without a training batch.
+        batch if it exists. [] if there is no training batch.
     """
     for ending in (".bin", ""):
         # The binary form goes first, because it cannot contain code as a pickle can
@@ -71,11 +72,15 @@ def list_batches(layout: Layout, folder: Path) -> Facts:
 def decode_batches(layout: Layout, folder: Path) -> Pool:
     """Decode the CIFAR batches in ``folder`` into a ``Pool`` of training and test images.
 
-    Some training batches may be missing. The others are joined in the order of their numbers.
+    Training batches are joined in the order of their numbers, and missing ones are skipped.
 
     Raises:
-        DataError: the test batch or every training batch is missing, a file is damaged, or a label
-            is out of range. A pickle must have its published MD5.
+        DataError: in one of these cases:
+
+            - The test batch or every training batch is missing.
+            - A binary file does not consist of complete records.
+            - A pickle's MD5 is not the one that the authors of CIFAR published.
+            - A label is out of range.
     """
     names = [fact[0] for fact in list_batches(layout, folder)]
     is_binary = bool(names) and names[0].endswith(".bin")
@@ -105,8 +110,11 @@ def decode_batches(layout: Layout, folder: Path) -> Pool:
 def _read_batch(layout: Layout, path: Path, is_binary: bool) -> tuple[Images, Labels]:
     """Read a batch of images: (n, 32, 32, 3) uint8, with their labels, (n,) int64.
 
-    ``is_binary`` is False for a Python pickle. An unusable file or a label out of range raises
-    ``DataError``.
+    ``is_binary`` is False for a Python pickle.
+
+    Raises:
+        DataError: the file cannot be read, a label is out of range, a binary file has the wrong
+            size, or a pickle has the wrong MD5.
     """
     if is_binary:
         pixels, labels = _read_binary(layout, path)
@@ -121,7 +129,10 @@ def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
     """Read a binary batch: pixels (n, 3072) uint8, and labels (n,) int64.
 
     Each image is stored as three planes of 1024 pixels: red, green and blue. If a record has
-    several label bytes, the last one is the label. Incomplete records raise ``DataError``.
+    several label bytes, the last one is the label. The range of labels is not checked here.
+
+    Raises:
+        DataError: the file cannot be read, is empty, or does not consist of complete records.
     """
     content = np.frombuffer(_read_file(path), np.uint8)
     size = layout.label_bytes + _PIXELS
@@ -138,8 +149,11 @@ def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
 def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
     """Read a pickled batch of CIFAR: pixels (n, 3072) uint8, and labels (n,) int64.
 
-    The file must have its published MD5, because a pickle can run code. Otherwise it is not opened,
-    and ``DataError`` is raised.
+    The MD5 is checked before the file is unpickled, because a pickle can run code. The range of
+    labels is not checked here.
+
+    Raises:
+        DataError: the file cannot be read, or its MD5 is not the one that the authors published.
     """
     content = _read_file(path)
     # These bytes are checked and then opened: a pickle of other bytes could run any code

@@ -24,9 +24,12 @@ def read_idx(path: Path) -> Bytes:
     """Read a gzipped IDX file of unsigned bytes as an array with the shape in its header.
 
     Raises:
-        DataError: the file is missing, damaged or of another format, or its header states another
-            length. The error also occurs if the array exceeds fedsilo's limit for unpacked files,
-            by default 1 GiB.
+        DataError: in one of these cases:
+
+            - The file is missing or not gzip.
+            - It is not an IDX file of unsigned bytes.
+            - Its content is shorter or longer than the header states.
+            - Its array is larger than fedsilo's limit for unpacked files, by default 1 GiB.
     """
     try:
         with gzip.open(path) as file:

@@ -61,16 +61,21 @@ _COLOUR = ("pathmnist", "dermamnist", "retinamnist", "bloodmnist")  # the others
 def read_parts(
     path: Path, classes: int, colour: bool = False, most: int = _MOST_BYTES
 ) -> dict[str, Labelled]:
-    """Read images and labels of the parts train, val and test from a MedMNIST ``.npz`` file.
+    """Read the images and labels of the parts train, val and test from a MedMNIST ``.npz`` file.
 
-    An image array may have up to ``most`` bytes, and a label array at most 16 MiB. ``colour`` tells
-    whether images have three channels.
+    Args:
+        path: the file.
+        classes: number of classes.
+        colour: whether images have three channels. If false, they are grey.
+        most: largest allowed size of an array in bytes.
 
     Returns:
-        Part -> images (n, 28, 28) or (n, 28, 28, 3), uint8, and labels (n,), int64.
+        'train', 'val' and 'test' -> images (n, 28, 28) or (n, 28, 28, 3), uint8, and labels (n,),
+        int64.
 
     Raises:
-        DataError: the file is damaged, or an array is unusable.
+        DataError: the file is damaged, or an array is missing, has more than ``most`` bytes, is not
+            of the described type and shape, or has a label out of range.
     """
     arrays = read_arrays(path, [f"{part}_images" for part in SPLITS], most)
     arrays |= read_arrays(path, [f"{part}_labels" for part in SPLITS], min(most, _MOST_LABELS))
@@ -85,8 +90,20 @@ def _check_part(
 ) -> Labelled:
     """Check the images and labels of one part of a MedMNIST file, and return them.
 
-    Images must be uint8 (n, ``*shape``). Labels must be whole numbers below ``classes``, (n,) or
-    (n, 1), and are returned as int64 (n,). Other arrays raise ``DataError``.
+    Args:
+        path: the file, for errors.
+        part: 'train', 'val' or 'test'.
+        arrays: all arrays of the file by name, such as 'train_images'. Labels may be (n,) or (n,
+            1).
+        classes: number of classes.
+        shape: shape of one image.
+
+    Returns:
+        Images (n, ``*shape``) uint8 and labels (n,) int64.
+
+    Raises:
+        DataError: images are not uint8 of this shape, labels are not one whole number per image, or
+            a label is not in 0..``classes`` - 1.
     """
     images = arrays[f"{part}_images"]
     labels = arrays[f"{part}_labels"]
@@ -111,8 +128,11 @@ def _check_part(
 def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
     """Read a MedMNIST file into a ``Pool``, from which silos are cut, with each part shuffled.
 
-    The order depends only on the names of data set and part and the number of images. An unusable
-    file raises ``DataError``, which tells how to download it.
+    The order of a part depends only on ``name``, the name of the part and the number of its images.
+    ``colour`` tells whether images have three channels.
+
+    Raises:
+        DataError: the file is missing or unusable. The error tells how to download it.
     """
     try:
         parts = read_parts(folder / f"{name}.npz", classes, colour)
@@ -128,10 +148,11 @@ def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
 
 
 def _source(name: str) -> Source:
-    """Return the ``Source`` of a MedMNIST data set, which tells how its file becomes images.
+    """Return the ``Source`` of a MedMNIST data set: its classes, its decoder and its pixel scale.
 
-    Pixels are standardised with mean 0.5 and standard deviation 0.5 per channel. No silo gets
-    noise. ``name`` is a key of ``_CLASSES``, such as 'pathmnist'.
+    A ``Source`` tells how the files of a public data set become a pool of images. Nothing is read
+    here. Each channel has mean 0.5 and standard deviation 0.5. No silo of a MedMNIST set gets
+    noise. ``name`` is one of the keys of ``_CLASSES``, such as 'pathmnist'.
     """
     classes = _CLASSES[name]
     colour = name in _COLOUR

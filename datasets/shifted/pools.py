@@ -94,14 +94,19 @@ def facts_of(folder: Path, names: Iterable[str]) -> Facts:
 def locate(source: Source, places: Places) -> tuple[Path, Facts]:
     """Find the folder that contains a public data set's files, and list these files.
 
-    If ``source.listed`` is None, all files must be in the data set's folder. Otherwise some are
-    enough, and the folder with the most is chosen, also from ``source.forms``.
+    If ``source.listed`` is None, all files must be in the data set's folder. A data set without
+    files gives ``Path()`` and an empty list.
+
+    Otherwise some of the files are enough. The function ``source.listed`` lists those in the data
+    set's folder and in each folder of ``source.forms``. The folder with the most files is chosen,
+    and on a tie the first.
 
     Returns:
-        The folder, and [name, bytes, modification time in ns] per file.
+        The folder, and [name, size in bytes, modification time in ns] of each file.
 
     Raises:
-        DataError: needed files are missing.
+        DataError: no data directory is named, a needed file is missing, or no folder has any file.
+            The error explains how to get the files.
     """
     if source.listed is None:
         folder = source.public.find(places)
@@ -163,13 +168,19 @@ def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
 
 
 def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple[Rows, Rows]:
-    """Split images into training and validation, without dividing a track, a series of frames.
+    """Choose whole tracks for validation, so that no track is in both training and validation.
 
-    ``tracks`` has each image's track number. Starting from the last track, each one that fits is
-    taken for validation, up to ``validation`` images. If none fits, the smallest is taken.
+    A track is a series of frames of one object. The tracks are visited in the order of their last
+    images, from the end. A track is taken if all taken images then number at most ``validation``.
+    If no track fits, only the smallest track is taken.
+
+    Args:
+        tracks: track number of each image, (n,).
+        validation: the largest number of validation images.
+        where: the silo's name for errors.
 
     Returns:
-        Indices of the training and the validation images, both ascending.
+        Indices of the training images and of the validation images, both ascending.
 
     Raises:
         DataError: all images belong to one track.
@@ -196,16 +207,17 @@ def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple
 
 
 def hold_out_tracks(tracks: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple[Rows, Rows]:
-    """Hold out the last tenth of each label's tracks, which are series of frames, for validation.
+    """Hold out the last tenth of each label's tracks (series of frames) for validation.
 
-    The tenth is rounded down, but is at least one track. A label's only track stays in training.
+    The tracks of a label are in the order of their first images. The tenth is rounded down, but is
+    at least one track. If a label has only one track, this track stays in training.
 
     Args:
-        tracks: track number of each image, (n,).
-        labels: label of each image, (n,), equal within a track.
+        tracks: track number of each image, (n,). All images of a track have the same label.
+        labels: label of each image, (n,).
 
     Returns:
-        Training and validation indices, both ascending.
+        Indices of the training images and of the validation images, both ascending.
     """
     chosen: list[int] = []
     for label in np.unique(labels):

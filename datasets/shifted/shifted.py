@@ -43,9 +43,12 @@ _MAKER = 3  # raise it when the same settings make other arrays, so that no old 
 def distributions(silos: int) -> list[str]:
     """Return the distribution of each silo, which decides how its images are shifted.
 
-    "D1" leaves images unchanged, "D2" and "D3" rotate them. As in the UEFL paper, five silos get
-    D1, D1, D1, D2, D3. Nine silos get D1, D1, D1, D2, D2, D2, D3, D3, D3. Any other number of silos
-    gets D1, D2, D3, D1 and so on.
+    "D1" leaves images unchanged. "D2" and "D3" rotate them by different angles. The order is that
+    of the UEFL paper for five and nine silos:
+
+    - Nine silos: D1, D1, D1, D2, D2, D2, D3, D3, D3.
+    - Five silos: D1, D1, D1, D2, D3.
+    - Any other number: D1, D2, D3, D1, D2, D3 and so on.
     """
     if silos == 9:
         return ["D1"] * 3 + ["D2"] * 3 + ["D3"] * 3
@@ -80,12 +83,16 @@ def _letters(index: int) -> str:
 def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[int, int]:
     """Compute how many training images and how many test images each silo gets.
 
-    Each size is the setting's, or ``source``'s if the setting is 0. If both are 0, the silos share
-    the pool's images equally, rounded down.
+    Each size is the setting's, or ``source``'s if the setting is 0. If both are 0, the images of
+    that part of the pool are divided equally and rounded down.
+
+    Returns:
+        The number of training images per silo, from which validation images may be held out, and
+        the number of test images.
 
     Raises:
-        DataError: the pool has too few images, or a silo would have fewer than 10 training images
-            or no test image.
+        DataError: the pool has too few images for these sizes, or a silo would have fewer than 10
+            training images or no test image. The error advises other settings.
     """
     silos, given = settings.silos, settings.silo_train_size
     have = {"train": len(pool.train_labels), "test": len(pool.test_labels)}
@@ -112,8 +119,14 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
 def _too_few(name: str, silos: int, need: Mapping[str, int], have: Mapping[str, int]) -> str:
     """Build the error text for a pool that has too few images for the wanted silos.
 
-    The text advises smaller or fewer silos, or more data. ``need`` has the images per silo for each
-    part that falls short. ``have`` has the pool's images per part.
+    The text says how many images the silos need and how many the pool has. It then names settings
+    that fit: smaller silos, or fewer silos. If neither fits, it advises fewer silos or more data.
+
+    Args:
+        name: the data set's name.
+        silos: number of silos.
+        need: part in which the pool has too few images -> images per silo, above 0.
+        have: part -> images in the pool.
     """
     causes = []
     sizes = []
@@ -142,16 +155,18 @@ def _too_few(name: str, silos: int, need: Mapping[str, int], have: Mapping[str, 
 def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) -> Tensor:
     """Shift images by a distribution of the UEFL paper: rotate them and, for D3, add noise.
 
-    D2 rotates by 50 degrees clockwise, D3 by 120 counter-clockwise.
+    D1 leaves the images as they are, D2 rotates them by 50 degrees clockwise, and D3 by 120 degrees
+    counter-clockwise. The noise is Gaussian with standard deviation 10 on the 0..255 scale,
+    independent for each pixel and channel.
 
     Args:
         images: (n, height, width) or (n, height, width, 3), 0..255.
         distribution: D1, D2 or D3.
-        noise: whether D3 has Gaussian noise.
-        key: seeds the noise.
+        noise: whether to add noise to D3. D1 and D2 never have noise.
+        key: seeds the noise, so that it does not depend on the run's seed.
 
     Returns:
-        float32 (n, channels, height, width), not clipped.
+        float32 images (n, channels, height, width), not clipped to 0..255.
     """
     import torch
 
@@ -174,10 +189,10 @@ def _rotate(images: Tensor, angle: float) -> Tensor:
 
     The images are rotated around their centres, with bilinear interpolation. Corners without a
     source pixel become 0. The result equals that of torchvision's ``rotate`` bit for bit.
+    torchvision is not used, because its import takes seconds.
     """
     import torch
 
-    # Not by torchvision, whose import takes seconds
     height, width = images.shape[-2:]
     cos, sin = math.cos(math.radians(-angle)), math.sin(math.radians(-angle))
     # Where each pixel of the result comes from, in pixels from the centre: x, y and 1, (h * w, 3)
@@ -242,9 +257,13 @@ class ShiftedImages(DataSet):
         """Describe in a few words which of the data set's files are in the data directory.
 
         Returns:
-            'comes with scikit-learn' for the data set 'digits'. 'N files in FOLDER' for CIFAR and
-            GTSRB, of which some files are enough. 'K of N files in FOLDER' for any other. '' if
-            there are no files or no data directory.
+            One of these texts:
+
+            - 'comes with scikit-learn' for the data set 'digits', which needs no files.
+            - 'N files in FOLDER' for CIFAR and GTSRB, which can be read from some of their files.
+              FOLDER is the folder with the most files.
+            - 'K of N files in FOLDER' for any other data set.
+            - '' if there are no files or no data directory.
         """
         if not self.files:
             return "comes with scikit-learn"
@@ -269,12 +288,13 @@ class ShiftedImages(DataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that reads a new file for a prediction, like an image of ``site``.
 
-        The function takes a path, and returns an array (channels, height, width). The image is
-        rotated and made noisy as at ``site``, or not if no silo has this name. An unusable file
-        raises ``BrokenImageError``.
+        The function takes a path, and returns an array (channels, height, width). The image gets
+        the size of the data set's images, the rotation and noise of ``site``, and scaled pixels. If
+        ``site`` is not one of ``silo_names``, the image is neither rotated nor made noisy. The
+        function raises ``BrokenImageError`` for an unusable file.
 
         Raises:
-            DataError: the data set's files are unusable.
+            DataError: the data set's files are missing or unusable.
         """
         distribution = "D1"
         names = silo_names(settings.silos)
@@ -307,8 +327,14 @@ class ShiftedImages(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Open a silo from the cache, and create it there if it is missing.
 
-        The silo at index k gets the k-th block of each part of the pool. The images are shifted by
-        the silo's distribution. Too few images raise ``DataError``.
+        The silo at index k gets the k-th block of the pool's training images and of its test images
+        (``silo_sizes``). If the pool has validation images, each silo gets an equal block of them.
+        The images are rotated or made noisy according to the silo's distribution (``shift``), and
+        their pixels are scaled.
+
+        Raises:
+            DataError: the pool has too few images, all training images of the silo belong to one
+                track, or files are missing or unusable.
         """
         import torch
 
@@ -350,13 +376,20 @@ def _training_rows(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Divide one silo's share of the pool's training images into training and validation rows.
 
-    The share is ``size`` rows from row ``first`` on. Its last tenth is for validation, but none if
-    the pool has validation images. Tracks, which are series of frames, stay whole.
+    The silo has ``size`` rows, from row ``first`` on. If the pool has validation images, all rows
+    are for training, and the images must not have tracks (series of frames). Otherwise the last
+    tenth of the rows, rounded down, is for validation. If there are tracks, whole tracks with about
+    a tenth of the images are chosen instead.
+
+    Returns:
+        Training rows and validation rows, as indices into the pool's training part.
+
+    Raises:
+        DataError: all rows belong to one track. ``where`` names the silo in the error.
     """
     validation = 0
     if pool.val_images is None:
         validation = size // VALIDATION_SHARE
-    # No pool has both tracks and validation images: of such a pool a track would be lost
     if pool.train_tracks is None:
         train, val = np.split(np.arange(size), [size - validation])
     else:
@@ -366,10 +399,15 @@ def _training_rows(
 
 
 def _read_pixels(path: Path, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Read an 8-bit image file and resize it bilinearly to ``shape``, with values 0..255.
+    """Read an 8-bit image file and resize it bilinearly to ``shape``.
 
-    The shape (height, width, 3) gives RGB, and (height, width) grey. A damaged file, or one with
-    more than 8 bits per channel, raises ``BrokenImageError``.
+    The image is converted to RGB if ``shape`` has three dimensions, and otherwise to grey.
+
+    Returns:
+        Grey (height, width) or RGB (height, width, 3), as in ``shape``, 0..255.
+
+    Raises:
+        BrokenImageError: the file is missing or damaged, or has more than 8 bits per channel.
     """
     from PIL.Image import Resampling
 

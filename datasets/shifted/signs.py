@@ -45,14 +45,17 @@ class _Sign:
 
 
 def list_signs(folder: Path) -> Facts:
-    """List the CSV files and image folders of the traffic signs, to notice changed data later.
+    """List the CSV files and image folders of the traffic signs, to notice later if they change.
 
-    A class without an image folder is left out with its CSV file. Overwritten images do not change
-    a folder's time.
+    Each training class has a CSV file and an image folder. The test images have a folder, and a CSV
+    file in one of the two places of ``_TEST_CSVS``. Missing files and folders are left out. A
+    folder's modification time changes if images are added or removed, but not if an image is
+    overwritten.
 
     Returns:
-        [path, size, modification time in ns] of CSV files, then folders. [] if no training class
-        has a folder.
+        First the CSV files and then the folders, each as [path within ``folder``, size in bytes (0
+        for a folder), modification time in ns]. If no training class has a folder, the result is
+        [], even if test images exist.
     """
     classes = [_TRAIN / name for name in _CLASSES if (folder / _TRAIN / name).is_dir()]
     if not classes:
@@ -69,11 +72,12 @@ def list_signs(folder: Path) -> Facts:
 def decode_signs(folder: Path) -> Pool:
     """Decode all images of traffic signs into a ``Pool`` with training and test images.
 
-    Each part is in a random order, which depends only on its number of images. The pool also has
-    each training image's track, a series of frames of one sign.
+    The images of each part are in a random order, which depends only on their number. The pool also
+    has the track of each training image, a series of frames of one sign. A class without a training
+    folder is skipped.
 
     Raises:
-        DataError: a CSV file or an image is unusable, or a class out of range.
+        DataError: a CSV file or an image is missing or unusable, or a class is out of range.
     """
     train: list[_Sign] = []
     for name in _CLASSES:
@@ -94,10 +98,14 @@ def _csv_of(folder: Path) -> Path:
 
 
 def _training_signs(folder: Path) -> list[_Sign]:
-    """Read the list of images in the training folder of one class, from the CSV file there.
+    """Read the list of images in the training folder of one class.
 
-    The list is empty if the folder does not exist. Every ClassId in the file must equal the
-    folder's number, such as '00012'. Otherwise ``DataError`` is raised.
+    The list is the CSV file in the folder. The result is empty if the folder does not exist. The
+    name of the folder is the class's number, such as '00012'.
+
+    Raises:
+        DataError: the folder has no CSV file, the CSV file is unusable, or a ClassId in it differs
+            from the folder's name.
     """
     if not folder.is_dir():
         return []
@@ -136,8 +144,15 @@ def _test_signs(folder: Path) -> list[_Sign]:
 def _read_signs(path: Path, folder: Path) -> list[_Sign]:
     """Read a CSV file whose lines name images in ``folder`` and their classes.
 
-    An image's track is the folder's name with the part of the image's name before '_'. Missing or
-    repeated images, classes out of range and an empty list raise ``DataError``.
+    The track of an image is 'FOLDER/PREFIX'. FOLDER is the name of ``folder``, and PREFIX is the
+    part of the image's name before the first '_'.
+
+    Raises:
+        DataError: in one of these cases:
+
+            - The CSV file cannot be read, lacks a column or has no lines.
+            - An image is missing or is listed twice.
+            - A ClassId is out of range.
     """
     present: set[str] = set()
     if folder.is_dir():

@@ -62,8 +62,16 @@ def _of_distinct_names(content: dict[Any, Any], key: str) -> dict[Any, Any]:
 def _one_class_each(classes: dict[str, list[str]]) -> dict[str, list[str]]:
     """Normalise the label values in a declaration of classes, and check that each appears once.
 
-    ``same_text`` normalises the values, so that '1.0' and '1' become equal. Two equal values, or a
-    class without values, raise ``ValueError``.
+    ``same_text`` normalises the values, so that '1.0' and '1' become equal.
+
+    Args:
+        classes: class name -> label values.
+
+    Returns:
+        The same class names -> normalised label values.
+
+    Raises:
+        ValueError: two normalised values are equal, or a class has no values.
     """
     forms = {name: list(map(same_text, values)) for name, values in classes.items()}
     every = list(chain(*forms.values()))

@@ -25,12 +25,14 @@ _ABANDONED = 24 * 3600.0  # seconds; an older folder is no longer being made or 
 def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
     """Remove the least recently opened folders of a cache until the rest fits into ``keep_bytes``.
 
-    Incomplete folders older than a day are removed first. Files that another process has open stay
+    Incomplete folders older than a day are removed first. Then the sizes of complete folders are
+    added up, which hold silos or decoded images. Other processes may use the cache at the same
+    time. They cannot open a folder that is being deleted, and files that they have open stay
     readable.
 
     Returns:
         The removed complete folders, the least recently opened first. A folder that cannot be
-        renamed stays.
+        renamed for its deletion stays.
     """
     for path in _list_entries(folder):
         # A process that was killed leaves a half-made folder behind. The newest entry in it tells
@@ -98,7 +100,8 @@ def _remove(path: Path) -> bool:
     """Remove a folder that other processes may be using, and return whether it is gone.
 
     The folder is first renamed to a hidden random name, so that no process can open it. The result
-    is False only if renaming failed.
+    is False only if renaming failed. It is True if another process removed the folder, or if hidden
+    files remain.
     """
     # Renaming is atomic: from then on no process can open the folder, but open files stay readable
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

@@ -69,12 +69,23 @@ def split_rows(
 ) -> RowSplit:
     """Split row indices into training, validation and test rows according to ``settings``.
 
-    The test rows are fold 'split.test-fold', or without test folds a random ``share``. The
-    validation rows are fold 'split.val-fold' of the rest, if there are folds. If 'split.use-test'
-    is false, no test rows are returned. Rows of one group stay together.
+    If 'split.test-folds' is above 0, the test rows are fold 'split.test-fold'. Otherwise they are a
+    random ``share`` of the rows. If 'split.val-folds' is above 0, the validation rows are fold
+    'split.val-fold' of the remaining rows. Otherwise there are none. If 'split.use-test' is false,
+    the test rows are dropped from the result.
+
+    Args:
+        labels: class of each row, (n,).
+        settings: the number of folds and the chosen fold, for test and validation, and the fold
+            seed.
+        share: share of test rows, 0..1, used only with 0 test folds. 0 means no test rows.
+        seed: seed for drawing this share.
+        where: the site's name for errors.
+        groups: group of each row, (n,). A group is never divided. None makes each row a group by
+            itself.
 
     Raises:
-        DataError: there are too few rows or groups.
+        DataError: there are too few rows or groups for the folds or the share.
     """
     rows = np.arange(len(labels))
     if settings.test_folds:
@@ -100,14 +111,24 @@ def cut_fold(
 ) -> tuple[Indices, Indices]:
     """Cut one stratified fold out of some rows, as the test part or the validation part.
 
-    ``kind``, 'test' or 'val', selects the settings of the folds. Labels and groups are those of the
-    whole table. Groups stay whole.
+    scikit-learn shuffles and cuts the folds, with ``StratifiedKFold`` or, for groups,
+    ``StratifiedGroupKFold``. The fold seed and ``kind`` decide the shuffling.
+
+    Args:
+        kind: 'test' or 'val', which selects the settings of the folds.
+        rows: the row indices to divide, (k,).
+        labels: class of every row of the table, (n,).
+        settings: number of folds, index of the fold to cut out, and fold seed.
+        where: the site's name for errors.
+        groups: group of every row of the table, (n,). A group is never divided. None makes each row
+            a group by itself.
 
     Returns:
-        The remaining rows and the fold's rows, ascending. Without folds the fold is empty.
+        The remaining rows and the fold's rows, both ascending. With 0 folds the fold is empty.
 
     Raises:
-        DataError: there are too few rows or groups.
+        DataError: there are fewer rows or groups than folds, or no class has as many rows as there
+            are folds.
     """
     folds = getattr(settings, f"{kind}_folds")
     fold = getattr(settings, f"{kind}_fold")
@@ -138,8 +159,17 @@ def cut_fold(
 def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: str) -> None:
     """Check that there are enough rows and groups for ``folds`` stratified folds.
 
-    ``DataError`` is raised if rows or groups are fewer than folds, or if no class has as many rows
-    as folds. One large class is enough. ``groups`` None makes each row a group.
+    A class with fewer rows than folds is allowed without a warning if another class has enough.
+
+    Args:
+        labels: class of each row, (n,).
+        groups: group number of each row, (n,), or None if each row is a group by itself.
+        folds: number of folds.
+        where: the site's name for errors.
+
+    Raises:
+        DataError: there are fewer rows or groups than folds, or no class has as many rows as there
+            are folds.
     """
     if len(labels) < folds:
         cause = f"{len(labels)} rows cannot be cut into {folds} folds"
@@ -161,14 +191,22 @@ def _number_groups(groups: Sequence[str]) -> Indices:
 def draw_test_rows(labels: Indices, share: float, seed: int, where: str) -> tuple[Indices, Indices]:
     """Draw a random share of a site's rows as test rows.
 
-    The draw is stratified by class if there are several classes, each with at least 3 rows. A share
-    of 0 gives no test rows.
+    The draw is stratified by class if there are several classes and each has at least 3 rows.
+    Otherwise it ignores the classes. The benchmark FLamby follows the same rule.
+
+    Args:
+        labels: class of each row, (n,).
+        share: share of test rows, 0..1. 0 gives no test rows.
+        seed: scikit-learn's random state.
+        where: the site's name for errors.
 
     Returns:
-        Training and test rows, in random order, or ascending with share 0.
+        Training and test rows, in random order. With share 0, all rows in ascending order and no
+        test rows.
 
     Raises:
-        DataError: the rows are too few for the share.
+        DataError: ``share`` is above 0 and there are fewer than 3 rows, or scikit-learn cannot
+            split them. For example, the test part would have fewer rows than there are classes.
     """
     rows = np.arange(len(labels))
     if share == 0:
@@ -201,14 +239,23 @@ def draw_test_groups(
 ) -> tuple[Indices, Indices]:
     """Choose whole groups as test data, so that about ``share`` of each class's rows are test rows.
 
-    At least one group becomes test data, and at least one stays training data. ``seed`` decides the
-    order in which groups are considered. Share 0 gives no test rows.
+    Groups are visited in random order. A group becomes test data if this brings the classes' test
+    rows nearer to ``share`` (chi-square distance). A second pass over the remaining groups
+    considers the number of all test rows too. If no group is chosen, the smallest becomes test
+    data. At least one group stays training data.
+
+    Args:
+        labels: class of each row, (n,).
+        groups: group number of each row, (n,), from 0 without gaps.
+        share: share of test rows, 0..1. 0 gives no test rows.
+        seed: decides the order of the groups.
+        where: the site's name for errors.
 
     Returns:
-        Training and test rows, ascending.
+        Training and test rows, both ascending.
 
     Raises:
-        DataError: there are fewer than two groups.
+        DataError: there are fewer than two groups, and ``share`` is above 0.
     """
     rows = np.arange(len(labels))
     if share == 0:

@@ -211,9 +211,13 @@ class DataSet(ABC):
         """Describe in a few words which files or silos of this data set are in the data directory.
 
         Returns:
-            'made when first used' for a made-up data set. 'K of N files in FOLDER' for a public one
-            that fedsilo can download. For any other, the names of the silos, joined by ', '. '' if
-            nothing usable is found.
+            One of these texts:
+
+            - 'made when first used' for a made-up data set, which needs no data directory.
+            - 'K of N files in FOLDER' for a public data set that fedsilo can download.
+            - The names of the silos, joined by ', ', for any other data set, such as the user's
+              own.
+            - '' if there is no data directory, no file is present, or the files are unusable.
         """
         if self.origin == "made-up":
             return "made when first used"
@@ -240,12 +244,14 @@ class DataSet(ABC):
         """
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load a silo, one site's data, from the cache, and create it there if it is missing.
+        """Load the silo ``name`` from the cache, and create it there if it is missing.
+
+        A silo is the training, validation and test data of one site.
 
         Raises:
-            DataError: no silo is called ``name``, a file is unusable, or there are too few samples.
-                The error is a ``FileNamesError`` if its text lists names of files, which may
-                identify patients.
+            DataError: no silo has this name, a file is missing or unusable, or there are too few
+                samples. The error is a ``FileNamesError`` if its text lists names of files, which
+                may identify patients.
         """
         names = self.silo_names(settings, places)
         if name not in names:
@@ -263,20 +269,23 @@ class DataSet(ABC):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that reads a new image file exactly as the images of ``site`` are read.
 
-        The function takes a path, and returns an array (channels, height, width). If ``site`` is
-        '', changes to only one site's images, such as rotations, are left out.
+        The function takes a path, and returns an array (channels, height, width) like an image in
+        ``Split.inputs``. It raises ``BrokenImageError`` for a file that cannot be read. If ``site``
+        is '', a change that only one site's images get, such as a rotation, is left out.
+
+        This base class always raises ``DataError``.
 
         Raises:
-            DataError: the data set has no usable images, as always in this base class.
+            DataError: the data set has no images, or its files cannot be read.
         """
         raise DataError(f"data set '{self.name}' is a table: give rows of it by --table")
 
     def pixel_standardisation(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
-        """Return the mean and the standard deviation by which the silos' pixels are standardised.
+        """Return mean and standard deviation that standardise the silos' pixels, or None.
 
         Returns:
-            Two tensors (channels, 1, 1), for pixels in 0..1. None if ``settings`` leave the pixels
-            as they are, as always in this base class.
+            Mean and standard deviation of pixels in 0..1, (channels, 1, 1) each. None if the silos'
+            pixels are not standardised, as in this base class. The network then scales them.
         """
         return None
 
@@ -360,11 +369,16 @@ def save_silo(
 ) -> None:
     """Write a silo into an existing folder: two ``.npy`` files per split, and ``silo.json``.
 
+    Only the folder's owner may read it, because it may contain copies of patients' rows.
+
     Args:
-        folder: the folder. Only its owner may read it afterwards.
+        folder: the folder. Its mode becomes 700.
         splits: split -> samples.
-        facts: JSON values from which ``open_silo`` builds the silo, such as 'name' and 'task'.
-        notes: sentences about the data, which ``open_silo`` logs.
+        facts: JSON values by key, such as 'name', 'distribution', 'classes' and 'task', from which
+            ``open_silo`` builds the silo. The key 'fingerprints' is added.
+        notes: sentences about the data, such as the number of imputed values, which ``open_silo``
+            logs. A sentence is added for each split whose numeric outcomes are all equal, because
+            R² is then undefined.
 
     Raises:
         OSError: a file cannot be written.
@@ -387,7 +401,8 @@ def _constant_outcomes(facts: Mapping[str, Any], splits: Mapping[str, Split]) ->
     """Return a sentence for each split whose numeric outcomes are all equal.
 
     Such a split has no R², the measure of a regression's quality. An empty split gets no sentence.
-    If the task has no numeric outcome, the result is [].
+    If the task has no numeric outcome, the result is []. ``facts`` has the silo's 'name' and
+    'task'. Without 'task', the task is classification.
     """
     sentences = []
     if TASKS[facts.get("task", CLASSIFICATION)].numeric:
@@ -405,15 +420,20 @@ def cached_silo(
 ) -> Silo:
     """Open a silo from the cache, and create it there if it is missing or was altered.
 
+    A file with checksums shows whether the silo's files were altered. The silo's folder is in
+    ``folder``. Its name has the silo's name and a digest of ``facts``, so a silo with other facts
+    has another folder.
+
     Args:
-        folder: the cache's folder for these silos.
+        folder: the cache's folder for this data set's silos.
         name: the silo's name.
-        facts: JSON values that decide the silo's content.
-        classes: the number of a network's outputs.
-        fill: writes the silo into a new folder.
+        facts: everything that decides the silo's content, as JSON values.
+        classes: the number of outputs that a network for the labels has.
+        fill: function that writes the silo into a new folder with ``save_silo``.
 
     Raises:
-        DataError: the folder cannot be created or read.
+        DataError: the silo's folder cannot be created or read.
+        Exception: any error that ``fill`` raises.
     """
     # Any other fact gives another folder, so an outdated silo is never opened by mistake
     target = folder / f"{folder_name(name)}-{json_digest(facts)[:_KEY_LENGTH]}"
@@ -423,12 +443,14 @@ def cached_silo(
 def open_silo(folder: Path, classes: int) -> Silo:
     """Open a silo that ``save_silo`` wrote: its arrays, and the facts in ``silo.json``.
 
-    The silo's notes are logged once per process. Changes to the arrays never reach the files. The
-    caller must check that the files were not altered.
+    The notes on the silo's data are logged, each only once per process. Array files above 64 KiB
+    are memory-mapped, but changes to the arrays never reach the files. The caller must check that
+    the files were not altered.
 
     Args:
         folder: the silo's folder.
-        classes: the number of outputs that a network for the labels has.
+        classes: the number of outputs that a network for the labels has, which the files do not
+            state.
     """
     facts = json.loads((folder / "silo.json").read_text())
     for note in facts.get("notes", ()):

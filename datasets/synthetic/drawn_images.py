@@ -61,8 +61,12 @@ class DrawnImages(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Open a site's silo from the cache, and draw its images there if it is missing.
 
-        Without test folds in the settings, a quarter of the images are test images. Splits have
-        about equal shares of the task's strata, such as patients with an event.
+        If the settings have no test folds, a quarter of the images are test images. Validation
+        images come from the settings' validation folds. All splits have about the same shares of
+        the task's strata, such as patients with and without an event.
+
+        Raises:
+            DataError: there are too few images for the folds.
         """
         facts: list[Any] = [_MAKER, name, split_values(settings)]
         # Splits keep the shares of the task's strata, such as patients with an event

@@ -46,12 +46,12 @@ class ChestPhantom(DrawnImages):
     def draw(self, site: str) -> Drawn:
         """Draw a site's chest images and their findings, which are the same in every run.
 
-        Each finding is present independently, with the site's frequency. The site also decides
-        brightness and noise.
+        Each finding is present independently, with the site's frequency. The image is multiplied by
+        the site's brightness. Then the site's noise is added, and the sum is clipped.
 
         Returns:
-            Images (n, 1, 32, 32) uint8, and labels (n, 3) float32. A label is 1 if the finding is
-            present and otherwise 0, in the order of ``FINDINGS``.
+            Images (n, 1, 32, 32) uint8, and labels (n, 3) float32. A label is 1 if the image has
+            the finding and otherwise 0, in the order of ``FINDINGS``.
         """
         clinic = _CLINICS[site]
         images, labels = [], []
@@ -70,8 +70,9 @@ def _draw_chest(
 ) -> npt.NDArray[np.float32]:
     """Draw a chest, (32, 32), with a bright heart between two dark lungs.
 
-    The brightness is about 0 to 1. A large heart is wider. An effusion brightens the bottom of the
-    image's left lung. A nodule is a bright spot in its right lung.
+    The brightness is about 0 to 1, and is not clipped. A large heart is wider. An effusion
+    brightens the bottom of the lung on the left of the image. A nodule is a bright spot in the lung
+    on the right. ``rng`` draws places, sizes and brightness.
     """
     x, y = pictures.grid(SIZE)
     picture = np.full((SIZE, SIZE), 0.6, dtype=np.float32)

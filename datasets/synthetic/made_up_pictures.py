@@ -148,9 +148,9 @@ def distance(size: int, line: Points) -> Field:
 def stroke(size: int, line: Points, radius: float) -> Field:
     """Draw a polyline as a mask (size, size), 1 on the line and 0 away from it.
 
-    ``radius`` is half of the line's width, in units of half a side. The line's edge is soft over
-    two pixels. A line thinner than a pixel is drawn one pixel wide, with values lowered in
-    proportion.
+    ``radius`` is half of the line's width, in units of half a side. At this distance from the
+    middle the mask is 0.5. Its soft edge is two pixels wide. If the line is thinner than a pixel,
+    it is drawn one pixel wide, and its values are lowered in proportion.
     """
     # A pixel is 2 / size wide: a thinner line keeps that width, and is fainter by the same factor
     reach = max(radius, 1 / size)

@@ -27,15 +27,20 @@ def even_sequence(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Order images so that any first part of the sequence has nearly the same shares of the kinds.
 
-    Each image gets the kind that is furthest behind its share.
+    The kind of an image decides its class. Each image gets the kind that is furthest behind its
+    share of all images, and on a tie the first such kind. With probability ``again``, however, an
+    image repeats the kind and the subject of the previous image. A subject is for example a
+    patient.
 
     Args:
-        counts: number of images per kind.
-        again: probability that an image repeats the previous kind and subject.
-        rng: draws the repetitions.
+        counts: number of images of each kind.
+        again: the probability of a repetition. It does not happen if all images of the kind are
+            already placed.
+        rng: draws which images repeat a subject.
 
     Returns:
-        Each image's kind and its subject's number.
+        The kind of each image, and the number of each image's subject, from 0 in order of
+        appearance.
     """
     wanted = np.array(counts)
     # Drawn for all images at once, so that one image's kind does not change the draws of the next
@@ -108,13 +113,13 @@ class PhantomDataSet(ImageDataSet):
     ) -> tuple[int, np.random.Generator, np.random.Generator]:
         """Return an image's kind, and two random generators to draw the image with.
 
-        The first generator draws the features of the subject, such as a patient. The second draws
-        those of the single image. Images of one subject get equal numbers from the first. The run's
-        seed has no influence.
+        The first generator draws the features of the image's subject, such as a patient. The second
+        draws those of the single image. Both are new at each call, so images of one subject get
+        equal numbers from the first generator. The seeds do not depend on the run's seed.
 
         Args:
             site: the site's name.
-            number: the image's index there.
+            number: the image's index at the site, from 0.
         """
         kinds, subjects = self.sequence(site)
         subject = derive_seed(0, self.key, "subject", site, subjects[number])

@@ -76,9 +76,10 @@ class DermoscopyPhantom(PhantomDataSet):
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
         """Draw a skin lesion, uint8 (3, size, size), with the look of the site's camera.
 
-        ``number`` is the image's index at the site. The site's fixed sequence tells which lesion,
-        and so which diagnosis, this image shows. Only site and number seed the random values. If
-        'data.colour-constancy' is set, ``shades_of_grey`` removes the colour of the light.
+        ``number`` is the image's index at the site, from 0. It decides which lesion is shown, and
+        its diagnosis. Images of one lesion have the same colour and texture, but differ in noise
+        and in the lesion's place and size. If 'data.colour-constancy' is set, ``shades_of_grey``
+        removes the colour of the light.
         """
         kind, lesion, view = self.generators(site, number)
         colour, lobes, mottled = _LESIONS[DIAGNOSES[kind]]
@@ -130,11 +131,11 @@ class MammographyPhantom(PhantomDataSet):
     def image(
         self, site: str, number: int, size: int, settings: CommonSettings
     ) -> npt.NDArray[np.int16]:
-        """Draw a mammogram, int16 (1, size, size), with brightness 0..1 as -32768..32767.
+        """Draw a mammogram, int16 (1, size, size), which is the same for the same arguments.
 
-        The site's fixed sequence gives image ``number`` its patient and lesion. Only site and
-        number seed the random values. With 'data.intensity-profiles' the image imitates the site's
-        machine.
+        Brightness 0..1 becomes -32768..32767. ``number`` is the image's index at the site, from 0.
+        If 'data.intensity-profiles' is set, blur, noise and a tone curve imitate the machine of the
+        site's vendor.
         """
         malignant, patient, view = self.generators(site, number)
         picture = _draw_breast(patient, view, size, bool(malignant))
@@ -157,10 +158,14 @@ class MammographyPhantom(PhantomDataSet):
 def _draw_breast(
     patient: np.random.Generator, view: np.random.Generator, size: int, malignant: bool
 ) -> Grey:
-    """Draw a breast at the left or right edge, as a grey image (size, size), 0..1.
+    """Draw a breast at the left or right edge, as a grey image (size, size) from 0 to 1.
 
-    ``patient`` draws shape, tissue and lesion, and ``view`` draws exposure and side. A malignant
-    lesion is a bright star, a benign one a faint soft spot.
+    Args:
+        patient: draws the shape, the tissue and the lesion.
+        view: draws the exposure and the side.
+        size: the number of pixels per side.
+        malignant: whether the lesion is malignant. A malignant lesion is a bright star, and a
+            benign one a faint soft spot.
     """
     x, y = pictures.grid(size)
     depth, height = patient.uniform(0.9, 1.4), patient.uniform(0.75, 0.95)
@@ -269,16 +274,18 @@ class _WithMasks(AngiogramPhantom):
 def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
     """Draw a frame of an angiogram and its mask, which marks the catheter.
 
-    A frame has a catheter with probability 0.88. Without one, and outside a round field of view,
-    the mask is 0.
+    The site's sequence gives the frame's anatomy, and decides which frames show the same vessels.
+    With probability 0.88 a catheter is drawn in the anatomy's first vessel. Otherwise the mask is
+    0. If the site has a round field of view, the frame is black outside the field, and the mask is
+    0 there.
 
     Args:
-        site: the angiogram's source, such as 'human'.
-        number: the frame's number.
+        site: the name of the angiogram's source, such as 'human'.
+        number: the number of the frame.
         size: pixels per side.
 
     Returns:
-        The frame, 0..255, and the mask, uint8 (size, size).
+        The frame, 0..255, and the mask, 0 or 1, both uint8 (size, size).
     """
     anatomy, sequence, frame = ANGIOGRAM_PHANTOM.generators(site, number)
     vessels = _draw_vessels(sequence, ANATOMIES[anatomy])
@@ -299,8 +306,17 @@ def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
 def _draw_vessels(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, float]]:
     """Draw the vessels of an anatomy at a random position: a smooth line and a radius for each.
 
-    ``anatomy`` is a key of ``_VESSELS``. Each line has 25 points (x, y), as (25, 2). All lengths
-    are in units of half a side.
+    ``_VESSELS`` gives a radius and corner points for each vessel. All vessels together are rotated,
+    scaled and shifted by random amounts. Then every corner point except a vessel's first is moved a
+    little. A cubic spline through the corner points gives the line.
+
+    Args:
+        rng: draws all random amounts.
+        anatomy: a key of ``_VESSELS``, such as 'arch'.
+
+    Returns:
+        For each vessel 25 points (x, y) on its line, (25, 2), and its scaled radius, in units of
+        half a side of the picture.
     """
     turn, zoom = rng.normal(0, 0.12), rng.lognormal(0, 0.08)
     pose = zoom * np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
@@ -316,8 +332,17 @@ def _draw_vessels(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, 
 def _draw_catheter(rng: np.random.Generator, line: Points, radius: float) -> Points:
     """Draw a catheter in a vessel, from the vessel's start to a random point in its second half.
 
-    Between these ends, the catheter bends away from ``line`` by up to half of ``radius`` along each
-    axis. The result and ``line`` are points (k, 2).
+    The catheter follows the first points of ``line``, but bends away from them. The offset of a
+    point is equal in x and y. It is 0 at both ends, and largest halfway: there it is a random
+    number between -0.5 and 0.5 times ``radius``.
+
+    Args:
+        rng: draws the end and the offset.
+        line: points along the middle of the vessel, (k, 2).
+        radius: the vessel's radius.
+
+    Returns:
+        The catheter's points, (m, 2).
     """
     tip = rng.integers(len(line) // 2, len(line))
     # The sine is 0 at both ends, so the catheter begins and ends in the middle of the vessel

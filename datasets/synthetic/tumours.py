@@ -58,8 +58,10 @@ class _Patients:
 def _draw_patients(site: str) -> _Patients:
     """Draw a site's patients, the same in every run, each with a tumour image and a follow-up time.
 
-    The time is that of regrowth or of the end of follow-up, whichever is earlier, in months. Large
-    or lobed tumours regrow sooner. The event is regrowth.
+    A tumour has a random diameter of 15 to 50 mm, and a round or lobed outline. The time to
+    regrowth is exponential, and shorter on average for large and for lobed tumours. Follow-up ends
+    at a random time of at least 6 months. A patient's time is the earlier of these two, rounded up
+    to whole months. The event is True if regrowth comes first.
     """
     clinic, patients = _CLINICS[site], _Patients([], [], [], [])
     for number in range(clinic.images):

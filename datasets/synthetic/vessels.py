@@ -68,8 +68,9 @@ class VesselsSynthetic(PhantomDataSet, MaskedDataSet):
         """Draw an image of two to four vessels and the mask of the vessels, uint8 (2, size, size).
 
         Channel 0 is the image. Channel 1 is the mask, 1 in a vessel and 0 elsewhere. Images of one
-        patient show the same vessels with different noise. The same site, number and size always
-        give the same image. ``settings`` is ignored.
+        patient show the same vessels with different noise. The site decides background, contrast,
+        noise and mean thickness of the vessels. The same site, number and size always give the same
+        image. ``settings`` is ignored.
         """
         _, patient, view = self.generators(site, number)
         machine = _MACHINES[site]

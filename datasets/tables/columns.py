@@ -74,9 +74,17 @@ class Column(FileModel):
     def _find_fault(self) -> str:
         """Describe how the column's keys contradict each other and how to correct them.
 
-        Only the first contradiction is described. Without one, the result is ''. For example, only
-        categorical columns have 'levels', at least two. Only numeric columns have 'edges', 'range'
-        or 'unit'.
+        Only the first contradiction is described. Without one, the result is ''. The rules are, in
+        this order:
+
+        - A categorical column has 'levels', all different. No other column has them.
+        - The name of a used column has no '='.
+        - A categorical column has at least two levels.
+        - 'mean' and 'std' are both given or both missing.
+        - Only a numeric column has 'edges', which are at most 64 ascending numbers.
+        - Only a numeric column has a 'range', which is two ascending numbers.
+        - Only a numeric column has 'unmeasured', 'indicator' or 'unit'.
+        - 'level-names' names only declared levels.
         """
         is_numeric = self.kind == "numeric"
         different = len(set(self.levels))

@@ -35,17 +35,27 @@ def write_frames(
 ) -> None:
     """Infer one schema from the sites' tables, and write it and a CSV file per site.
 
-    Numbers become numeric columns, and strings categorical ones.
+    The file ``schema.yaml`` describes the tables for the data set 'table'. Columns of numbers or
+    booleans become numeric. Columns of strings become categorical, with the strings of all sites as
+    levels. A column with one string at all sites together is ignored. Each value in column
+    ``label`` becomes a class. Nothing is written after a ``DataError``.
 
     Args:
         folder: an existing folder.
-        frames: site -> table.
-        label: the column whose values become classes.
-        policy: 'drop' or 'impute' for missing values.
+        frames: site -> its table.
+        label: the name of the label's column.
+        policy: the schema's rule for rows that lack a value: 'drop' the row or 'impute' the value.
 
     Raises:
-        DataError: tables differ or are unusable. Nothing is written.
-        OSError: writing fails.
+        DataError: in one of these cases:
+
+            - Columns differ between sites, or the label's column is missing.
+            - A column has numbers at one site and strings at another, or has another type, such as
+              dates.
+            - A column has more than 64 distinct strings.
+            - There are not 2 to 1000 classes.
+            - A table does not fit the schema.
+        OSError: a file cannot be written.
     """
     import pandas as pd
 
@@ -77,8 +87,9 @@ def write_frames(
 def _plain(frame: DataFrame) -> DataFrame:
     """Return a copy of a table with simpler column types, and with its column names as strings.
 
-    Spaces around names are removed. Booleans become 0 and 1. A column of Python objects becomes
-    numeric if all its values are numbers. Missing values stay missing.
+    Spaces at both ends of the names are removed. Booleans become 0 and 1. A column of Python
+    objects becomes numeric if all its values are numbers. All other columns keep their types, and
+    missing values stay missing.
     """
     import pandas as pd
 
@@ -96,8 +107,16 @@ def _plain(frame: DataFrame) -> DataFrame:
 def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:
     """Check that all sites have the same columns, in any order, and return their names.
 
-    The names are in the first site's order. A site with other columns, with two columns of one name
-    or without the column ``label`` raises ``DataError``.
+    Args:
+        columns: site -> names of its columns.
+        label: the label's column, which each site must have.
+
+    Returns:
+        The names in the first site's order.
+
+    Raises:
+        DataError: a site has two columns of the same name, lacks the label, or has another set of
+            columns than the first site.
     """
     first = next(iter(columns))
     for site, names in columns.items():
@@ -121,8 +140,22 @@ def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:
 def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
     """Infer the schema's description of one column from the column's values at all sites.
 
-    Numbers make the column numeric, strings categorical with sorted 'levels'. A single string makes
-    it 'ignored'. Other types, numbers beside strings, or over 64 strings raise ``DataError``.
+    Returns:
+        The keys and values of a ``Column``:
+
+        - Only 'name', which makes the column numeric, if it has numbers or no values.
+        - 'name', 'kind' ('categorical') and 'levels' if it has at least two distinct strings.
+          Levels are sorted by value if all are numbers, and otherwise alphabetically.
+        - 'name' and 'kind' ('ignored') if it has fewer distinct strings. '' and '?' mark missing
+          values, and do not count.
+
+    Raises:
+        DataError: in one of these cases:
+
+            - One site has numbers and another has strings.
+            - The column has another type, such as dates.
+            - There are more than 64 distinct strings.
+            - A string cannot be printed on one line.
     """
     import pandas as pd
 
@@ -153,8 +186,11 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
 def _kind(name: str, values: Series[Any]) -> str:
     """Return 'numbers' or 'texts' for a column at one site, according to the column's type.
 
-    Booleans are numbers. Strings, categories and Python objects are texts. Any other type, such as
-    dates or complex numbers, raises ``DataError``.
+    Booleans are numbers. Strings, categories and Python objects are texts. ``values`` is the
+    column, and ``name`` its name, for the error.
+
+    Raises:
+        DataError: the column has any other type, such as dates or complex numbers.
     """
     from pandas.api import types
 
@@ -171,8 +207,12 @@ def _kind(name: str, values: Series[Any]) -> str:
 def _texts(name: str, values: Series[Any]) -> list[str]:
     """Return a column's distinct values as normalised strings, without missing values.
 
-    1.0 and 1 both become '1'. '' and '?' count as missing. If all strings are numbers, they are
-    sorted by value, otherwise alphabetically. Unprintable strings raise ``DataError``.
+    ``same_text`` normalises the strings, so that 1.0 and 1 both become '1'. '' and '?' count as
+    missing. If all strings are numbers, they are sorted by value, otherwise alphabetically. A
+    warning is logged for strings that may be mistakes, such as 'Yes' beside 'yes'.
+
+    Raises:
+        DataError: a string has a line break or an unprintable character.
     """
     # The same form as when the file is read: 1.0 and 1 are one level
     texts = set(map(same_text, values.dropna().map(str).unique()))
@@ -198,8 +238,17 @@ def _are_numbers(texts: Iterable[str]) -> bool:
 def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
     """Log a warning if some strings of a column are probably not meant as separate levels.
 
-    The warning mentions strings that differ only by case, and words for a missing value, such as
-    'nan'. It also mentions more than 10 strings that are all numbers.
+    The warning has a remark for each of these findings:
+
+    - Two strings differ only by upper and lower case.
+    - A string is a word for a missing value, such as 'nan' or 'N/A'.
+    - There are more than 10 strings and all are numbers, so the column is probably numeric.
+
+    The remarks together are cut to 300 characters. Without a finding nothing is logged.
+
+    Args:
+        name: the column's name.
+        texts: the distinct strings of the column.
     """
     remarks = []
     by_case: dict[str, str] = {}
@@ -222,8 +271,12 @@ def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
 def _classes(label: str, values: Series[Any]) -> list[str]:
     """Return the distinct values in the label's column, which become the names of the classes.
 
-    Missing labels, '' and '?' are ignored. Numbers are sorted by value, other names alphabetically.
-    Words such as 'nan', or other than 2 to 1000 classes, raise ``DataError``.
+    If all names are numbers, they are sorted by value, otherwise alphabetically. Rows whose label
+    is missing, '' or '?' are ignored.
+
+    Raises:
+        DataError: a value is a word for a missing value, such as 'nan', or cannot be printed on one
+            line. The error also occurs unless there are 2 to 1000 classes.
     """
     classes = _texts(label, values)
     odd = _WORDS_FOR_MISSING.intersection(map(str.casefold, classes))

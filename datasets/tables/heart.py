@@ -69,13 +69,15 @@ class Heart(TableDataSet):
         return _schema().model_copy(update={"columns": columns})
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Read all lines of a site's UCI file, and check the file's MD5.
+        """Read the UCI file of a site, and check its MD5.
+
+        ``schema.sites`` has the file's name.
 
         Returns:
-            (line number, cells) of each line, and the file's path as text, for errors.
+            The file's lines, as (line number, cells), and its path as text, for errors.
 
         Raises:
-            DataError: the data directory lacks the file, or its MD5 is not the published one.
+            DataError: the file is missing, or its MD5 is not the published one.
         """
         name, published = schema.sites[site], self.licence
         path = published.find(places, [name]) / name
@@ -140,8 +142,9 @@ def synthetic_text(site: str) -> str:
     """Draw the patients of a synthetic hospital, and return them as CSV text without a header.
 
     Each patient is a line in the format of UCI's real heart data. The text is the same in every
-    run. ``site`` is a key of ``_POPULATIONS``, which has the hospital's number of patients, share
-    of the disease and mean values.
+    run. ``_POPULATIONS`` gives the hospital's number of patients, share of the disease, and mean
+    values. Patients with the disease differ most in age, pulse, ST depression, angina and type of
+    chest pain. ``site`` is a key of ``_POPULATIONS``.
     """
     population = _POPULATIONS[site]
     rng = np.random.default_rng(derive_seed(0, "heart-synthetic", site))
@@ -153,8 +156,14 @@ def synthetic_text(site: str) -> str:
 def _patient(rng: np.random.Generator, population: _Population, ill: bool) -> str:
     """Draw a patient as one CSV line in the format of UCI's heart data: 13 features and the label.
 
-    Slope, vessels and thallium are missing, '?'. Unmeasured cholesterol is 0. The label is the
-    stage: 1 to 4 if the patient is ill, otherwise 0.
+    Slope, vessels and thallium are missing ('?'). The cholesterol is 0 if the hospital does not
+    measure it. The label is the stage of the disease: random from 1 to 4 if the patient is ill, and
+    0 if not.
+
+    Args:
+        rng: draws the values.
+        population: the hospital's mean values.
+        ill: whether the patient has the disease.
     """
     shift = 1 if ill else -1
     pains = (0.05, 0.1, 0.15, 0.7) if ill else (0.1, 0.35, 0.35, 0.2)
@@ -187,9 +196,9 @@ class PulseOfSyntheticHeart(SyntheticHeart):
         return _pulse_schema()
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Return all lines of a made-up hospital's table, with the pulse moved to the end as label.
+        """Return the lines of data set 'heart-synthetic', with the pulse moved to the end as label.
 
-        The second value is the table's name, for errors.
+        The second value is the name of the table, for errors.
         """
         lines, where = super().lines_of(site, schema, places)
         place = [column.name for column in _schema().columns].index(_PULSE)

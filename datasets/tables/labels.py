@@ -46,8 +46,14 @@ class Label(FileModel):
     def _find_fault(self) -> str:
         """Describe how the label's keys contradict each other and how to correct them.
 
-        Only the first contradiction is described. Without one, the result is ''. Only a regression
-        has 'unit', 'mean' or 'std', and no 'classes'. Only survival has a 'time', with two classes.
+        Only the first contradiction is described. Without one, the result is ''. The rules are, in
+        this order:
+
+        - The label of a regression has no 'classes'. All other labels have them.
+        - Only the label of a regression has 'unit', 'mean' or 'std'.
+        - 'mean' and 'std' are both given or both missing.
+        - The label of survival has a 'time'. No other label has one.
+        - The label of survival has two classes.
         """
         is_number = TASKS[self.task].numeric
         if is_number and self.classes:

@@ -48,14 +48,23 @@ def parse_new_rows(
 ) -> NewRows:
     """Read a table of new patients by the schema of the training data, for predictions.
 
-    The label's column may be missing. Under a header, columns may be in any order. Without one,
-    they follow the schema. An empty cell is a missing value. ``id_column`` needs a header.
+    The label's column may be missing. The first line is a header if the schema has one, if
+    ``id_column`` is given, or if a cell names a column of the features. With a header, columns may
+    be in any order, and unknown ones are skipped. Without one, they must be in the schema's order.
+    An empty cell is always a missing value.
+
+    Args:
+        lines: the table's lines.
+        schema: the schema of the training data.
+        where: the table's name for errors.
+        id_column: the column of patients' ids, which needs a header. None for no ids.
 
     Returns:
-        The readable rows, and the other rows' faults.
+        The readable rows, and in ``faults`` the reason for each row that cannot be read, by line
+        number.
 
     Raises:
-        DataError: a needed column is missing.
+        DataError: a needed column is missing or named twice, or the table has no rows.
     """
     if "" not in schema.missing:
         schema = schema.model_copy(update={"missing": [*schema.missing, ""]})
@@ -83,8 +92,18 @@ def parse_new_rows(
 def _read_row(schema: TableSchema, reader: RowReader, number: int, line: list[str]) -> list[float]:
     """Read a row's features, in the order of ``TableSchema.features``.
 
-    ``DataError`` is raised if the number of cells is wrong, or if a value is unreadable or out of
-    range. A missing value also raises it if the schema's policy is 'drop'.
+    Args:
+        schema: the schema.
+        reader: reads the columns of this table.
+        number: the row's line, for errors.
+        line: the row's cells.
+
+    Raises:
+        DataError: in one of these cases:
+
+            - The row has more or fewer cells than the table has columns.
+            - A value cannot be read, or is outside its column's range.
+            - A value is missing, and the schema's policy is 'drop'.
     """
     tokens = reader.tokens(number, line)
     lacking = reader.lacking(tokens, schema.used_columns())
@@ -109,8 +128,24 @@ def _columns(
 ) -> tuple[list[str], Lines]:
     """Find the names of the columns in a table of new patients, and the lines of its rows.
 
-    The first line is a header if the schema or ``id_column`` demands one, or it names a feature's
-    column. Without a header, the names are the schema's.
+    The first line is a header if the schema has one, if ``id_column`` is given, or if a cell names
+    a column of the features. Case and extra spaces do not matter. Without a header the names are
+    the schema's, in its order. If the first line is shorter than the schema by exactly the label's
+    columns, these are left out.
+
+    Args:
+        lines: the table's lines, as (line number, cells).
+        schema: the schema of the training data.
+        where: the table's name, for errors.
+        id_column: the column of patients' ids, which the header must name. None for no ids.
+
+    Returns:
+        The columns' names, in the schema's spelling if the schema knows them, and the lines of the
+        rows.
+
+    Raises:
+        DataError: the header lacks or repeats the name of the id column or of a column of the
+            features.
     """
     declared = schema.column_names()
     folded = {name.casefold(): name for name in declared}

@@ -52,11 +52,22 @@ class ParsedTable:
 def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
     """Parse the lines of a site's table into features and labels.
 
-    A row without a label is left out. A missing value also leaves the row out, or becomes NaN under
-    policy 'impute'. A value out of range leaves the row out, or stays under 'out-of-range: keep'.
+    A row is left out in these cases:
+
+    - Its label is missing. For survival, the label is the time and the event.
+    - A value of a feature's column is missing, and the schema's 'policy' is 'drop'.
+    - A value is out of range, and the schema's 'out-of-range' is 'drop'.
+
+    An invalid cell is an error in any row with a label, even if the row is left out.
+
+    Args:
+        lines: the table's lines.
+        schema: the table's schema.
+        where: the table's name for errors.
 
     Raises:
-        DataError: the columns differ from the schema's, or a cell is invalid.
+        DataError: the columns differ from the schema's, a numeric cell is not a number, or a cell
+            has a level or label that the schema does not declare. The error names line and column.
     """
     names, rows = _split_header(lines, schema, where)
     reader = RowReader(schema, names, where)
@@ -102,8 +113,12 @@ def _split_header(
 ) -> tuple[list[str], Sequence[tuple[int, list[str]]]]:
     """Separate the header of a table from its rows, and return the columns' names and the rows.
 
-    A Parquet file always has a header, and any other if the schema says so. Without a header, the
-    names are the schema's. A header with other names raises ``DataError``.
+    A Parquet file always has a header. For other files the schema declares whether the first line
+    is a header. Without a header, the names are the schema's. ``where`` is the table's name, for
+    errors.
+
+    Raises:
+        DataError: the names in the header are not those of the schema. Their order may differ.
     """
     names = schema.column_names()
     # A Parquet file has column names even if the schema declares no header
@@ -120,8 +135,16 @@ def _number_contents(
 ) -> npt.NDArray[np.int64]:
     """Number the distinct rows of a table from 0, so that copies of a row get equal numbers.
 
-    Copies have equal features, labels and ignored cells. Missing values equal each other. The
-    numbers, (n,) int64, follow the order of first appearance.
+    Rows are equal if their features, labels and ignored cells are all equal. Missing values equal
+    each other. The numbers follow the order of first appearance.
+
+    Args:
+        rows: features, (n, features).
+        labels: labels, (n, ...).
+        ignored: the cells in columns without features, as strings, row by row.
+
+    Returns:
+        (n,) int64.
     """
     numbers: dict[tuple[bytes, bytes, tuple[str, ...]], int] = {}
     contents = np.empty(len(rows), dtype=np.int64)
@@ -225,12 +248,20 @@ class RowReader:
     ) -> list[float]:
         """Parse a line to its features: first numbers, then one-hot levels, then indicators.
 
-        A missing or unmeasured number is NaN. A categorical column has 0 or 1 for each level except
-        the first, or NaN if missing. An indicator is 1 if its column's value is missing or
-        unmeasured.
+        Each of these groups is in the schema's order:
+
+        - A numeric column has one number, or NaN if the value is missing or marked as unmeasured.
+        - A categorical column has 0 or 1 for each level except the first. All are NaN for a missing
+          value.
+        - An indicator is 1 if its column's value is missing or unmeasured, and otherwise 0.
+
+        Args:
+            number: the line's number, for errors.
+            tokens: the line's cells by column.
+            lacking: the names of the columns whose value is missing in this line.
 
         Raises:
-            DataError: a number is unreadable, or a level undeclared.
+            DataError: a cell is not a number, or a level is not declared.
         """
         numbers: list[float] = []
         levels: list[float] = []
@@ -269,8 +300,11 @@ class RowReader:
     def _one_hot(self, number: int, token: str, column: Column, is_missing: bool) -> list[float]:
         """Convert a categorical cell to features, 0 or 1 for each level except the column's first.
 
-        The features of the first level are all 0. Those of a missing value are all NaN. An
-        undeclared level raises ``DataError``.
+        The features of the first level are all 0. Those of a missing value (``is_missing``) are all
+        NaN. ``token`` is the cell's text and ``number`` the line, for the error.
+
+        Raises:
+            DataError: the level is not declared.
         """
         if is_missing:
             return [math.nan] * (len(column.levels) - 1)
@@ -288,12 +322,18 @@ class RowReader:
     def label(self, number: int, tokens: Mapping[str, str]) -> float | tuple[float, float]:
         """Return the label of a line in the form of the schema's task.
 
-        A label of a classification is the index of the class in the schema. A label of a regression
-        is a number. A label of survival is a pair: the time, and 1 for an event or 0 for a censored
-        patient.
+        - The label of a classification is the index of the class in the schema. Texts are
+          normalised first, so '1.0' equals '1'.
+        - The label of a regression is a number.
+        - The label of survival is a pair: the time, and 1 for an event or 0 for a censored patient.
+
+        Args:
+            number: the line's number, for errors.
+            tokens: the line's cells, by column.
 
         Raises:
-            DataError: the cell has no such label.
+            DataError: the class is not declared, the outcome is not a finite number, or the time is
+                not a finite number of at least 0.
         """
         if TASKS[self.schema.label.task].numeric:
             return self._outcome(number, tokens[self.schema.label.column])
@@ -304,7 +344,12 @@ class RowReader:
     def _time(self, number: int, tokens: Mapping[str, str]) -> float:
         """Parse the time to the event in one line of the table, as a finite number of at least 0.
 
-        Any other cell raises ``DataError``. ``number`` is the line's number, for the error.
+        Args:
+            number: the line's number, for the error.
+            tokens: the line's cells, by column.
+
+        Raises:
+            DataError: the time is negative, or is not a finite number.
         """
         column = self.schema.label.time
         value = _as_number(tokens[column])

@@ -26,15 +26,18 @@ class RowCounts:
     def is_kept(self, lacking: Sequence[str], outside: Sequence[str]) -> bool:
         """Decide by the schema whether a row of the table is kept, and update the counters.
 
-        A missing value leaves the row out if 'policy' is 'drop'. A value out of range does so if
-        'out-of-range' is 'drop'.
+        A row that lacks a value is left out if the schema's 'policy' is 'drop'. Any other row with
+        a value out of range is left out if 'out-of-range' is 'drop'.
+
+        Rows that are left out are counted. If the policy is 'drop', missing values are counted by
+        column. Values out of range are always counted by column.
 
         Args:
             lacking: the row's columns without a value.
-            outside: its columns with a value out of range.
+            outside: the row's columns with a value out of range.
 
         Returns:
-            True for a kept row.
+            True if the row is kept.
         """
         self.outside.update(outside)
         if lacking and self._schema.policy == "drop":
@@ -60,7 +63,7 @@ class RowCounts:
 
         A row left out for missing values counts in each column where it lacks a value. If
         'out-of-range' is 'drop', a row also counts in each column where its value is out of range.
-        The columns' sum may exceed the total.
+        A row may count in several columns, so their sum may exceed the total.
         """
         without = Counter(self.missing)
         if self._schema.out_of_range == "drop":

@@ -156,8 +156,13 @@ class TableSchema(FileModel):
     def digest(self, with_units: bool = False) -> str:
         """Compute a SHA-256 of all parts of the schema that sites must share to train one model.
 
-        These parts decide the features, the labels and the treatment of missing values. Ranges,
-        titles, histogram edges and sites are not included.
+        These parts are:
+
+        - For each column its name, kind, levels, mean, std, unmeasured marks and indicator.
+        - The label's column and classes, or for a regression its column, unit, mean and std.
+        - The marks of missing values and the policy.
+
+        Ranges, titles, histogram edges and sites are not included.
 
         Args:
             with_units: whether to add the units of the columns, which may differ between hospitals'
@@ -192,12 +197,13 @@ class TableSchema(FileModel):
     def declared_statistics(self) -> FeatureStatistics | None:
         """Return mean and standard deviation of every feature, to standardise the features.
 
-        A one-hot feature of a column with L levels has mean 1 / L and standard deviation 1. An
-        indicator has 0.5 and 0.5.
+        - A numeric column has its declared values.
+        - A one-hot feature of a column with L levels has mean 1 / L and standard deviation 1.
+        - An indicator has mean 0.5 and standard deviation 0.5.
 
         Returns:
-            The statistics, (features,) each, then those of a numeric label. None if a numeric
-            column or label declares none.
+            The statistics, (features,) each, in the order of ``features``, then those of a numeric
+            label. None if a numeric column or label has no declared mean and std.
         """
         means: list[float] = []
         stds: list[float] = []

@@ -74,8 +74,9 @@ def made_up_text(site: str) -> str:
     """Draw the patients of a made-up hospital, and return their table as CSV text.
 
     The header is age, stage, nodes, treated, months, died. 'months' is the time to death or to the
-    end of follow-up, whichever is earlier. 'died' is 1 if death is earlier. The text is the same in
-    every run. ``site`` is a key of ``_POPULATIONS``.
+    end of follow-up, whichever is earlier, rounded up to whole months. 'died' is 1 if death is
+    earlier, and otherwise 0. The text is the same in every run, and is cached in this process.
+    ``site`` is a key of ``_POPULATIONS``.
     """
     population = _POPULATIONS[site]
     rng = np.random.default_rng(derive_seed(0, "survival-synthetic", site))

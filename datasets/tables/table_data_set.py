@@ -58,9 +58,10 @@ class TableDataSet(DataSet):
         return list(self.schema(places).sites)
 
     def column_words(self, settings: CommonSettings) -> Mapping[str, ColumnWords]:
-        """Return each column's title with unit and the names of its levels, for reports.
+        """Return the titles and level names that people see, by column.
 
-        The mapping is empty if the schema is not on this machine or cannot be read.
+        The title of a column includes its unit. The mapping is empty if the schema is not on this
+        machine or cannot be read.
         """
         try:
             schema = self.schema(find_places(settings.data_dir, settings.cache_dir))
@@ -72,9 +73,11 @@ class TableDataSet(DataSet):
         """Describe how many rows are kept although a value is out of range.
 
         Returns:
-            A list with one sentence. It is empty if there are no such rows, the schema drops them,
-            or the data cannot be loaded here. It is also empty for a user's own tables, whose sites
-            log such rows themselves.
+            A list with one sentence, or an empty list in these cases:
+
+            - There are no such rows, or the schema drops them.
+            - The data cannot be loaded on this machine.
+            - The tables are a user's own. Each site then logs such rows when it opens its table.
         """
         places = find_places(settings.data_dir, settings.cache_dir)
         rows = 0
@@ -110,8 +113,9 @@ class TableDataSet(DataSet):
     def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
         """Read the site's table again, and count the rows that are left out for their values.
 
-        A column's number counts the rows left out because their value in this column is missing. If
-        the schema's 'out-of-range' is 'drop', rows whose value is out of range count too.
+        The result has the total number of these rows. A column's number counts the rows left out
+        because their value in this column is missing. If the schema's 'out-of-range' is 'drop',
+        rows whose value is out of range count too.
 
         Raises:
             DataError: the table is missing or invalid.
@@ -123,8 +127,11 @@ class TableDataSet(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Open a site's silo from the cache, and create it there if it is missing.
 
-        The site's table is always read, because its lines identify the silo. An unusable table, or
-        one with too few rows, raises ``DataError``.
+        The site's table is read in both cases, because the cache finds the silo by the table's
+        lines.
+
+        Raises:
+            DataError: the table is missing or invalid, or has too few rows to be split.
         """
         schema = self.schema(places)
         lines, where = self.lines_of(name, schema, places)
@@ -150,8 +157,14 @@ class TableDataSet(DataSet):
     ) -> RowSplit:
         """Split the rows of a table into training, validation and test rows.
 
-        The test part is the chosen fold, or without test folds the schema's random share. In a
-        user's own table, copies of a row stay together. Too few rows raise ``DataError``.
+        If 'split.test-folds' is above 0, the chosen fold is the test part. Otherwise the test part
+        is a random share, and the schema has the share and the seed. Validation rows come from
+        'split.val-folds'. All copies of a row stay in one part of a user's own table, so that no
+        test row is a copy of a training row. Other tables keep their published split.
+
+        Raises:
+            DataError: there are too few rows or groups of copies to split, or fewer than 2 training
+                rows.
         """
         dropped = table.left_out.count
         if dropped:
@@ -196,8 +209,12 @@ class TableDataSet(DataSet):
     def _facts(self, name: str, schema: TableSchema, dropped: int) -> dict[str, Any]:
         """Return the facts about a table that are written into the silo's file, by key.
 
-        'declared' has the declared means and standard deviations, or is None if one is missing. The
-        digest 'schema' covers units only in a user's own table. ``dropped`` counts rows left out.
+        - 'name' and 'distribution' are both the silo's ``name``. 'dropped' is the number of rows
+          left out.
+        - 'features', 'classes' and 'task' are the schema's features, outputs and task.
+        - 'schema' is the schema's digest. It covers units only in a user's own table.
+        - 'declared' has the lists 'mean' and 'std' of all features and of a numeric label. It is
+          None if the schema lacks one of these numbers.
         """
         statistics = schema.declared_statistics()
         declared = None

@@ -63,15 +63,30 @@ _LETTERS = re.compile(r"[A-Za-z]{1,9}")
 def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) -> Lines:
     """Read a table file as lines of text cells: CSV, gzipped CSV, Excel (first sheet) or Parquet.
 
-    The file's ending or first bytes decide the format. Missing values become ''. If
-    ``guess_delimiter`` is true, a CSV file's first line decides its delimiter.
+    The endings .xlsx, .xlsm, .xls, .parquet and .pq decide the format. For any other ending the
+    file's first bytes decide, and unknown bytes mean CSV.
+
+    In Excel and Parquet, spaces at both ends of a cell are removed, and a missing value becomes ''.
+    In Excel, a formula without a stored value becomes ``OPEN_FORMULA``. Empty lines are left out,
+    except in Parquet.
+
+    Args:
+        path: the file.
+        delimiter: the character between the values of a CSV file.
+        guess_delimiter: whether the first line of a CSV file decides the delimiter. It is the most
+            frequent of ``delimiter``, ',', ';' and tab, and on a tie the first of these.
 
     Returns:
-        (line number, cells) of each line.
+        (line number, cells) for each line. In Parquet, the column names come first, with the number
+        ``NAMES_LINE``.
 
     Raises:
-        DataError: the file is unusable or too large.
-        SettingError: the package for this format is missing.
+        DataError: in one of these cases:
+
+            - The file is missing, damaged or in none of these formats.
+            - It is larger than 1 GiB, or than fedsilo's limit when unpacked, by default 1 GiB.
+            - It is an Excel workbook from before 2007 (.xls) or with a password.
+        SettingError: the package that reads this format is not installed.
     """
     kind = _kind_of(path)
     if kind in _PARQUET:
@@ -96,8 +111,13 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
 def _kind_of(path: Path) -> str:
     """Return the format of a table file as an ending, such as '.xlsx' or '.gz', or '' for text.
 
-    The ending of an Excel or Parquet file decides. Otherwise the first four bytes decide, and
-    unknown bytes give ''. Too large a file raises ``DataError``.
+    The path's ending decides if it is .xlsx, .xlsm, .xls, .parquet or .pq, in upper or lower case.
+    Otherwise the first four bytes of the file decide. If they match no known format, or cannot be
+    read, the result is ''.
+
+    Raises:
+        DataError: the path is a pipe or device, the file is too large, or a file with one of these
+            endings does not exist.
     """
     ending = path.suffix.lower()
     is_packed = ending in (*_EXCEL, *_PARQUET, _OLD_EXCEL)
@@ -122,8 +142,16 @@ def _kind_of(path: Path) -> str:
 def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
     """Read an Excel or Parquet file with ``read``, and raise a ``DataError`` if it is damaged.
 
-    Any exception of ``read`` that is not fedsilo's counts as damage. A missing package raises
-    ``SettingError``. ``kind`` is the format's ending, for errors.
+    Any exception of ``read`` that is not fedsilo's counts as damage, except a failed import.
+
+    Args:
+        path: the file.
+        kind: the format's ending, for errors.
+        read: the function that reads the file. Its result is returned.
+
+    Raises:
+        DataError: the file is damaged, or ``read`` raises a ``DataError``.
+        SettingError: the package that reads this format is not installed.
     """
     try:
         return read(path)
@@ -141,8 +169,11 @@ def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
 def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list[str]]]:
     """Convert rows of cells to pairs: the line number, from 1, and the cells as strings.
 
-    A missing value becomes ''. Empty rows are kept, so that the line numbers match the file. Too
-    many characters raise ``DataError``.
+    A missing value becomes ''. Empty rows are kept, so that the line numbers match the file.
+
+    Raises:
+        DataError: all cells together have more characters than fedsilo's limit for unpacked files,
+            by default 2^30.
     """
     # Read once: ``check_unpacked`` would ask the file system for each row
     most = most_unpacked(path)
@@ -177,8 +208,11 @@ def _cell(value: Any) -> str:
 def _unpack_text(path: Path) -> str:
     """Inflate and decode the text in a gzip file.
 
-    ``DataError`` is raised if the file is missing, damaged, not text, or larger than fedsilo's
-    limit for unpacked files, by default 1 GiB.
+    The size is checked step by step, because a small file may inflate to any size.
+
+    Raises:
+        DataError: the file is missing, damaged, not text, or larger than fedsilo's limit for
+            unpacked files, by default 1 GiB.
     """
     content = bytearray()
     try:
@@ -240,11 +274,14 @@ def _objects(column: Series) -> npt.NDArray[Any]:
 def _read_workbook(path: Path) -> list[list[Any]]:
     """Read the rows of a workbook's first sheet, padded with None to the length of the longest row.
 
-    A formula without a stored value becomes ``OPEN_FORMULA``, to distinguish it from a missing
-    value. Too large a workbook raises ``DataError``.
+    Some programs write a formula without its value, which Excel computes when a person opens the
+    file. Such a cell becomes ``OPEN_FORMULA``, to distinguish it from a missing value.
+
+    Raises:
+        DataError: the workbook needs more memory than fedsilo's limit for unpacked files, by
+            default 1 GiB.
     """
     import_module("openpyxl")  # first of all: without it no file is looked at
-    # Some programs write a formula without its value, which Excel computes when it opens the file
     open_formulas = check_workbook(path)
     rows = list(map(list, _sheet_rows(path, stored=True)))
     if open_formulas:
@@ -298,14 +335,17 @@ def _trim(row: Sequence[Any]) -> list[Any]:
 def check_parquet(path: Path) -> list[str]:
     """Check the memory that a Parquet file needs, and list its columns of strings or bytes.
 
-    A string stored once may appear in every row. The caller should therefore read the listed
-    columns as categories. Columns within lists are not listed.
+    The memory follows from the number of cells and the unpacked bytes of each column. A string that
+    is stored once may appear in every row. The caller should therefore read the listed columns as
+    categories, which hold each distinct value once. Columns within lists cannot be read in this
+    way. They are not listed, and count as if each string were as large as its whole column.
 
     Returns:
-        The sorted names.
+        The names of the listed columns, sorted.
 
     Raises:
-        DataError: the file exceeds fedsilo's limit for unpacked files, by default 1 GiB.
+        DataError: the file needs more memory than fedsilo's limit for unpacked files, by default 1
+            GiB.
     """
     from pyarrow.parquet import ParquetFile
 
@@ -338,14 +378,17 @@ def check_parquet(path: Path) -> list[str]:
 def check_workbook(path: Path) -> set[Place]:
     """Check how much memory an Excel workbook needs, and find formulas without a stored value.
 
-    The memory follows from the unpacked bytes, and from the largest row number times the largest
-    column number.
+    A workbook is a zip archive, so a small one may need much memory. Each file in it is inflated
+    step by step, to count its bytes and cells. The number of cells is the largest row number times
+    the largest column number, because a reader pads every row to the widest.
 
     Returns:
-        (row, column), from 1, of each such formula in any sheet.
+        (row, column), from 1, of each formula without a stored value. The places of all sheets are
+        in one set.
 
     Raises:
-        DataError: the workbook exceeds fedsilo's limit for unpacked files, by default 1 GiB.
+        DataError: the workbook needs more memory than fedsilo's limit for unpacked files, by
+            default 1 GiB.
     """
     open_formulas: set[Place] = set()
     with zipfile.ZipFile(path) as archive:
@@ -381,12 +424,17 @@ class _WorkbookPart:
     def count(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
         """Inflate and parse one file in a workbook as XML, to count cells and find open formulas.
 
-        An open formula has no stored value. Its place is added to ``open_formulas``. At the first
-        XML error, reading stops without an exception, because a workbook also contains other files,
-        such as pictures.
+        An open formula has no stored value. The places of open formulas are added to
+        ``open_formulas``. At the first XML error, reading stops without an exception, because a
+        workbook also contains other files, such as pictures.
+
+        Args:
+            archive: the workbook's zip archive.
+            entry: the file within it.
 
         Raises:
-            DataError: the file needs too much memory.
+            DataError: the file's bytes or cells need more memory than fedsilo's limit, by default 1
+                GiB.
         """
         size = 0
         with archive.open(entry) as sheet:
@@ -403,8 +451,11 @@ class _WorkbookPart:
     def _begin(self, name: str, attributes: dict[str, str]) -> None:
         """Count a row or a cell, or note that a formula begins, at the start of an XML element.
 
-        The XML parser calls this method. ``name`` is 'namespace element'. ``DataError`` is raised
-        if the cells so far, including empty ones, need too much memory.
+        The XML parser calls this method. Other elements are ignored. ``name`` is 'namespace
+        element'. ``attributes`` has the place of a row or cell ('r') and the type of a cell ('t').
+
+        Raises:
+            DataError: the cells so far, including empty ones, need too much memory.
         """
         element = name.rpartition(" ")[2]
         if element == "row":
@@ -429,18 +480,20 @@ class _WorkbookPart:
         """Prepare to find out whether the cell whose formula begins here has a stored value.
 
         The parser will call ``_end`` at each end tag until the cell ends. Text is skipped until the
-        formula ends, because it is the formula.
+        formula ends, because it is the formula. Cells without a formula are not examined in this
+        way, because handling every end tag and text would double the time.
         """
         self.has_value = False
-        # Only for formulas, because handling every end tag and text would double the time
         self.parser.EndElementHandler = self._end
         self.parser.CharacterDataHandler = None
 
     def _end(self, name: str) -> None:
         """Handle the end of an XML element within a cell that has a formula.
 
-        After the formula, ``_take_text`` takes all text as its value. A value of type text may be
-        empty. If the cell ends without a value, its place is added to ``open_formulas``.
+        The XML parser calls this method. After the formula, ``_take_text`` takes all text as its
+        value. A value of type text may be empty. If the cell ends without a value, its place is
+        added to ``open_formulas``. At the cell's end, this method and ``_take_text`` are
+        unregistered.
         """
         element = name.rpartition(" ")[2]
         if element == "f":
@@ -460,8 +513,8 @@ class _WorkbookPart:
 def _row_number(text: str, usual: int) -> int:
     """Parse the number of a row in a workbook in the same way as openpyxl.
 
-    The text may be a float, such as '3e7', whose fraction is cut off. Without a finite number in
-    it, the result is ``usual``, the previous row's number plus 1.
+    The text may be a float, such as '3e7', whose fraction is cut off. If the text is empty or not a
+    finite number, the result is ``usual``, the previous row's number plus 1.
     """
     try:
         return int(float(text))

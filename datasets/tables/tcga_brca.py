@@ -57,9 +57,12 @@ class TcgaBrca(TableDataSet):
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
         """Select a region's patients from the table of FLamby, a benchmark for federated learning.
 
+        FLamby divides the patients into regions, and each region into a training fold and a test
+        fold. Patients of other regions are left out.
+
         Returns:
-            The table's header, the region's training patients, and then its test patients. Patients
-            keep the table's order. The second value is the table's name for errors.
+            The table's header, the region's training patients, and then its test patients, each in
+            the table's order. The second value, 'brca.csv, SITE', is the name for errors.
 
         Raises:
             DataError: a file is missing, or its MD5 is not the published one.
@@ -99,9 +102,15 @@ class TcgaBrca(TableDataSet):
     ) -> RowSplit:
         """Split a region's rows into training, validation and test rows.
 
-        Without test folds, the test rows are the benchmark FLamby's test patients, the last in
-        ``table``. Validation folds are cut from the others. With test folds, all patients are
-        divided into folds.
+        - If 'split.test-folds' is 0, the test rows are the test patients of FLamby, a benchmark.
+          They come last in ``table``, after FLamby's training patients. If 'split.val-folds' is
+          above 0, a validation fold is cut from the training patients.
+        - Otherwise all patients are divided into test folds, and FLamby's split is ignored.
+
+        If 'split.use-test' is false, the test rows are dropped.
+
+        Raises:
+            DataError: there are too few rows for the folds.
         """
         if settings.test_folds:
             return super()._split(table, schema, settings, where)

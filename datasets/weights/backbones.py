@@ -63,12 +63,15 @@ def backbone_digest(settings: CommonSettings) -> str:
     """Return a text that identifies the backbone's weights, which all sites of a run must share.
 
     Returns:
-        The SHA-256 of the weights file. Without a file, the model's name and the weights' origin,
-        such as 'MODEL, random'. '' for networks without a backbone, and a ResNet-22 without
-        backbone weights.
+        One of these texts:
+
+        - The SHA-256 of the weights file, if there is one.
+        - The model's name and the origin of its weights, such as 'MODEL, random', for weights that
+          are timm's or random.
+        - '' for networks without a backbone, and for a ResNet-22 without backbone weights.
 
     Raises:
-        SettingError: the file is missing, or a ViT has no weights.
+        SettingError: the weights file is missing, or 'vit.backbone-weights' is empty for a ViT.
     """
     # A ViT always has a backbone to name; a ResNet-22 has one only if weights are given
     given = settings.network == "resnet22" and settings.backbone_weights
@@ -99,11 +102,14 @@ def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
     """Load the weights that 'vit.backbone-weights' names into a ViT or a ResNet-22.
 
     Other networks, a ViT with 'random', and a ResNet-22 without named weights are not changed. If
-    ``settings.classifier`` is 'published', a ResNet-22 also gets the file's classifier.
+    ``settings.classifier`` is 'published', a ResNet-22 also gets the classifier from the file.
 
     Raises:
-        SettingError: the weights are unusable, do not fit, or were trained on images in this run's
-            silos.
+        SettingError: in one of these cases:
+
+            - The weights are missing, unreadable, not finite or of another architecture.
+            - A ViT's weights were trained on images in this run's silos.
+            - The weights of a ResNet-22 are set to 'timm' or 'random', which are not files.
     """
     if settings.network == "resnet22" and settings.backbone_weights:
         path = weights_file(settings)
@@ -133,12 +139,16 @@ def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
 def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
     """Check that backbone weights were not pretrained on images in this run's silos.
 
-    ``fedsilo pretrain`` trains on a public share of a data set, which no silo gets, and notes the
-    share in its file. Other files and other data sets pass.
+    ``fedsilo pretrain`` trains on a public share of a data set's images, and notes the share in its
+    file. No silo gets public images. The check passes in these cases:
+
+    - The run's 'split.public-share' is at least the noted share.
+    - The run uses another data set.
+    - The file cannot be read, or is not from ``fedsilo pretrain``.
 
     Raises:
-        SettingError: the run's 'split.public-share' is smaller than the noted share, or the file
-            was altered.
+        SettingError: the run has the same data set but a smaller public share, or a file of
+            ``fedsilo pretrain`` was altered.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -232,8 +242,12 @@ def timm_state(name: str, key: str = "vit.backbone-weights") -> dict[str, Tensor
 def _sum_colours(given: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Sum the colours in a ViT's patch embedding in ``given``, so that it can read grey images.
 
-    If ``wanted`` has one channel there, the three channels are replaced by their sum, in place.
-    ``given`` has arrays by name, and ``wanted`` shapes.
+    If ``wanted`` has one channel there and ``given`` three, the three are replaced by their sum, in
+    place. A grey image then gives the same patches as a colour image with three equal channels.
+
+    Args:
+        given: array name -> array.
+        wanted: array name -> shape.
     """
     name = "patch_embed.proj.weight"
     if given[name].ndim == 4 and given[name].shape[1] == 3 and wanted[name][1] == 1:
@@ -243,9 +257,19 @@ def _sum_colours(given: dict[str, Any], wanted: dict[str, Any]) -> None:
 def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
     """Load pretrained weights into a ViT, after checking that they fit.
 
-    timm converts the names, and resamples the position and patch embeddings to the sizes of
-    ``vit``. Arrays of a head are ignored. If weights do not fit, ``SettingError`` is raised and
+    First timm's ``checkpoint_filter_fn`` converts the names, and resamples the position and patch
+    embeddings to the sizes of ``vit``. The arrays are loaded as float32. If an error is raised,
     ``vit`` is unchanged.
+
+    Args:
+        vit: the network. Its arrays are replaced, and its parameters stay frozen or trainable.
+        state: array name -> array, of a ViT with the same width and depth. Arrays of a head are
+            ignored.
+        where: the origin of the weights for errors.
+
+    Raises:
+        SettingError: timm cannot convert the weights, or an array is missing, surplus, of another
+            shape or not finite.
     """
     from timm.models.vision_transformer import checkpoint_filter_fn
 
@@ -269,8 +293,14 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
 def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
     """Describe for an error why weights do not fit the run's ViT, or return '' if they fit.
 
-    Missing or surplus arrays, or other shapes, do not fit. A surplus head is allowed. For grey
-    images, the colours in ``given`` are summed in place.
+    If arrays are missing or surplus, the text has the number of each and up to three names. Surplus
+    arrays whose names begin with 'head' are allowed. Otherwise the text describes the first array
+    with another shape. If the run's images are grey, the colours in ``given`` are first summed in
+    place.
+
+    Args:
+        given: array name -> array of the weights.
+        wanted: array name -> shape in the run's ViT.
     """
     missing = sorted(wanted.keys() - given.keys())
     surplus = sorted(given.keys() - wanted.keys())

@@ -39,13 +39,16 @@ _PREFIXES = ("image_encoder.", "visual.", "encoder.vit.", "")
 def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
     """Load the weights that 'train.initial-weights' names into ``network``.
 
-    An empty setting loads nothing. 'timm:MODEL' loads published weights, and 'encoder:FILE' only
-    the encoder of a run's model. 'FILE' loads a run's whole model, or published weights if no array
-    name matches.
+    If the setting is empty, nothing is loaded. Its other values are:
+
+    - 'timm:MODEL' loads timm's published weights.
+    - 'encoder:FILE' loads only the encoder from the file of a run's model.
+    - 'FILE' loads a run's whole model if the file and the network share an array name. Otherwise
+      the file must have published weights for VGG16, a ViT or a plugin's network.
 
     Raises:
-        SettingError: the weights are unusable, or may have been trained on images that this run
-            tests.
+        SettingError: the weights do not exist, cannot be read or do not fit the network, or they
+            may have been trained on images that this run tests.
     """
     named = settings.initial_weights
     if not named:
@@ -67,11 +70,15 @@ def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
 def refuse_seen_start(settings: CommonSettings) -> None:
     """Check that this run's initial weights were not trained on the images that this run tests.
 
-    The weights may come from an earlier run, which may itself have started from another run's
-    weights. Each of these runs must have another data set or the same test images.
+    Initial weights may come from an earlier run, which may itself have started from a run's
+    weights. Each of these runs must have another data set, or the same settings that decide the
+    test images. The ``config.toml`` next to a file of weights tells its run's settings. The search
+    ends at a run without such a file, with timm's weights, or with a file that is missing or
+    already checked.
 
     Raises:
-        SettingError: an earlier run had other test images, or the weights are missing.
+        SettingError: a setting that decides the test images differs in an earlier run or is
+            invalid, or the file of this run's initial weights is missing.
     """
     # Runs may name each other's files in a circle: a file that was seen already ends the search
     seen: set[Path] = set()
@@ -117,8 +124,12 @@ def _file_named(settings: CommonSettings) -> str:
 def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the arrays that sites exchange, but with the encoder's arrays taken from ``state``.
 
-    The names of the encoder's arrays begin with 'encoder.'. All other arrays keep the values of
-    ``network``. If ``state`` lacks an array of the encoder, ``SettingError`` is raised.
+    The encoder's arrays are those whose names begin with 'encoder.'. All other arrays keep the
+    values of ``network``, and other arrays of ``state`` are ignored. Shapes are not checked.
+    ``path`` is the file of ``state``, for the error.
+
+    Raises:
+        SettingError: ``state`` lacks an array of the encoder, or the network has no encoder.
     """
     arrays: dict[str, Any] = dict(exchanged_arrays(network))
     wanted = [name for name in arrays if name.startswith("encoder.")]
@@ -158,10 +169,18 @@ def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
 
 
 def _fill(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
-    """Load published weights into VGG16, a plugin's network or a ViT, in place.
+    """Load published weights into VGG16, a plugin's network or a ViT.
 
     VGG16 gets its convolutions. A plugin's network uses its own method ``fill``. Any other network
-    must be a ViT. Weights that do not fit raise ``SettingError``.
+    must be a ViT.
+
+    Args:
+        network: the network, changed in place.
+        state: array name -> array.
+        where: the origin of the weights for errors.
+
+    Raises:
+        SettingError: the weights do not fit the network.
     """
     encoder = getattr(network, "encoder", None)
     if isinstance(encoder, VggEncoder):
@@ -175,8 +194,12 @@ def _fill(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
 def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
     """Load published weights into a ViT whose backbone is trained.
 
-    All arrays of the blocks must be in ``state``, or ``SettingError`` is raised. Any other array is
-    loaded if its name and shape fit, and otherwise keeps its values.
+    All arrays of the blocks must be in ``state``. Any other array is loaded if its name and shape
+    fit, and otherwise keeps its values. ``where`` is the origin of the weights, for errors.
+
+    Raises:
+        SettingError: the network is not a ViT with a trained backbone, an array of a block is
+            missing or has another shape, or an array is not finite.
     """
     if not any(name.startswith("encoder.vit.") for name in exchanged_arrays(network)):
         raise SettingError(
@@ -224,8 +247,11 @@ def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, 
 def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
     """Rename the arrays of published ViTs, such as SAM's or CLIP's, to timm's names.
 
-    A prefix before 'blocks.', such as 'image_encoder.', is removed from all names. SAM's names for
-    the layers of an MLP become timm's. Other names do not change.
+    - Some files have a prefix such as 'image_encoder.' before 'blocks.'. It is removed from all
+      names that begin with it. If several prefixes of ``_PREFIXES`` fit, the first is removed.
+    - SAM's names for the layers of an MLP become timm's (``_RENAMED``).
+
+    Other names do not change.
     """
     prefix = _find_prefix(state)
     renamed = {}

@@ -27,11 +27,12 @@ PARTITION = frozenset(keys_with(CommonSettings, "partition"))
 
 
 def provenance_of(settings: CommonSettings) -> dict[str, Value]:
-    """Return the settings that decide which images of a data set are test images.
+    """Return the settings that decide which images of a data set are test images, by key.
 
-    Two runs on one data set with equal values have the same test images. Settings that the data set
-    does not read, or that change only pixels, files or the validation part, are left out. The
-    partition's settings count if the data set reads 'split.silos'.
+    Two runs on one data set with equal values have the same test images. The settings are those
+    that the data set reads, except those that change only the pixels, the files or the validation
+    part. If the data set reads 'split.silos', the settings of the partition are added. In other
+    data sets the partition does not change the test part.
     """
     keys = data_set(settings.dataset).settings - _SAME_TEST
     if "split.silos" in keys:
@@ -43,12 +44,17 @@ def provenance_of(settings: CommonSettings) -> dict[str, Value]:
 def refuse_other_provenance(here: CommonSettings, there: CommonSettings, what: str) -> None:
     """Check that the weights of one run were not trained on test images of this run.
 
-    Different data sets pass. On the same data set, all settings that choose the test images must be
-    equal. ``here`` has the settings of the run that tests, and ``there`` those of the run that
-    trained.
+    The check passes if the data sets differ. Otherwise all settings of ``provenance_of`` must be
+    equal, because both runs then have the same test images.
+
+    Args:
+        here: the settings of this run, which tests.
+        there: the settings of the run that trained the weights.
+        what: a description of the weights, for the error.
 
     Raises:
-        SettingError: such a setting differs. ``what`` describes the weights in the error.
+        SettingError: a setting of ``provenance_of`` differs. The error names the first one in
+            alphabetical order.
     """
     if here.dataset != there.dataset:
         return

@@ -102,14 +102,25 @@ def finetune(
 ) -> FinetuneResult:
     """Fine-tune a finished run's model for a task.
 
-    Each entry of ``weights`` is a run directory, a file of a ViT's weights, 'timm:NAME', or
-    'scratch' for random weights. From each, one network per seed is trained on all sites' images.
+    Each entry of ``weights`` names a starting point:
+
+    - a run directory, for the run's model
+    - a file of a ViT's weights
+    - 'timm:NAME', for weights of the package timm
+    - 'scratch', for random weights
+
+    From each starting point, one network per seed is trained on the pooled training images of the
+    sites, and measured on the test images after its best epoch. The validation metric decides which
+    epoch is best. With ``distil_epochs``, an encoder first learns to predict the tokens (patch
+    features) of the run's ViT. Metrics, curves and the best network of the first starting point are
+    written to ``out``, unless a training fails.
 
     Returns:
-        The study, and a result per entry.
+        The study and the result of each starting point, in the order of ``weights``.
 
     Raises:
-        FedsiloError: an argument is wrong, ``out`` exists, or training diverged.
+        FedsiloError: a starting point, setting or site is unknown, a number is too small, ``out``
+            exists, weights do not fit the network, images are missing, or training diverged.
     """
     from fedsilo.finetuning.finetune import open_study, train_starts
     from fedsilo.finetuning.finetune_request import check_starts, open_starts
@@ -157,15 +168,25 @@ def predict(
 ) -> Predictions | MaskPredictions:
     """Predict new cases with a finished run's model.
 
-    Give exactly one of ``images``, ``manifest``, ``table`` and ``split``. A case unlike the
-    training samples gets no answer, unless ``answer_all`` is set. Masks of a segmentation are
-    written to ``out``.
+    Give exactly one source of cases: ``images``, ``manifest``, ``table`` or ``split``. A case that
+    is farther from the training samples than a limit gets no answer, unless ``answer_all`` is set.
+    Held-out samples set the limit. ``out`` and ``html`` name files to write. ``watch`` is called
+    with two numbers: the cases done so far, and all cases.
+
+    For segmentation, ``out`` must name a new folder, which gets a mask (PNG) for each image.
+    Options that do not apply to masks are refused. ``run_dir`` may then also be a folder of
+    ``finetune``.
 
     Returns:
-        The predictions, or a ``MaskPredictions`` for segmentation.
+        The predictions. For segmentation, this is a ``MaskPredictions``. For other tasks,
+        ``frame()`` has a row for each case, as in the CSV file. If the run predicts classes, the
+        columns include ``predicted``, ``p.<class>`` and ``entropy``.
 
     Raises:
-        FedsiloError: an option does not apply, or a file cannot be used.
+        FedsiloError: not exactly one source is given, ``id`` is given without ``table``, an option
+            does not apply to the run's task, the model or the cases cannot be opened, or a file to
+            write already exists. Also raised if ``coverage`` is given, but the model has no
+            calibration.
     """
     from fedsilo.inference.predict import predicted_masks as masks
     from fedsilo.inference.predict import prediction
@@ -208,12 +229,16 @@ def predict(
 
 
 def _refuse_without_classes(run: FinishedRun, of_classes: Mapping[str, object]) -> None:
-    """Refuse options of ``predict`` that need classes if the run predicts none.
+    """Refuse options of ``predict`` that need classes if the run does not predict classes.
 
-    ``of_classes`` maps each such option to its value. None means that the option is not given.
+    Args:
+        run: the finished run.
+        of_classes: name of each option that needs classes -> its value. None means that the option
+            is not given.
 
     Raises:
-        SettingError: an option is given, but the run does not predict classes.
+        SettingError: an option is given, but the run does not predict classes. The message names
+            the first such option.
     """
     for name, value in of_classes.items():
         if value is not None:
@@ -233,14 +258,20 @@ def calibrate(
 ) -> Calibration:
     """Calibrate a finished run's model at a site.
 
-    The model's logits are divided by a temperature, which is fitted on at least ten validation
-    rows. The share ``coverage`` of later prediction sets shall contain the true class.
+    Calibration makes predicted probabilities match observed frequencies. The model's logits are
+    divided by a temperature, which is fitted on the site's validation rows. The calibration also
+    stores a score of each row, from which ``predict`` makes prediction sets. ``coverage`` is the
+    share of these sets that shall contain the true class. A higher coverage needs more validation
+    rows, and at least ten are always needed.
 
     Returns:
-        The calibration, which is also written to a file.
+        The calibration, which is also written to ``out``. Without ``out`` it is written to the run
+        directory, where it replaces an earlier calibration of the site.
 
     Raises:
-        FedsiloError: the run or its rows cannot be used, or ``out`` exists.
+        FedsiloError: ``coverage`` is not between 0 and 1, the run has not ended or does not predict
+            classes, the site has too few validation rows, the rows have changed since the run, or
+            the file ``out`` already exists.
     """
     from fedsilo.inference.predict.calibration import (
         calibrate_model,
@@ -282,15 +313,19 @@ def monitor(
 ) -> Monitored:
     """Check whether new cases still resemble the training data of a run.
 
-    The features of the new cases are compared with the site's training data. If enough cases have
-    labels, the predictions are checked too.
+    The feature distributions of the new cases are compared with those of the site's training data.
+    If enough cases have labels, predictions are checked too: accuracy, calibration and coverage of
+    prediction sets for classes, or the mean absolute error for a predicted number. Each check needs
+    as many cases as the run's setting 'privacy.sums-min-count'.
 
     Returns:
-        The checks. ``alarms`` lists those beyond their limit, and ``missing`` those that were not
+        The checks. ``alarms`` has the checks whose value is beyond the limit for an alarm, which
+        each check states. ``missing`` has a line with the reason for each check that was not
         possible.
 
     Raises:
-        FedsiloError: ``data``, the run or the calibration cannot be used.
+        FedsiloError: ``data`` does not exist or has too few readable cases, ``coverage`` is not
+            between 0 and 1, or the run or the calibration cannot be opened.
     """
     from fedsilo.inference.monitor.monitor import check_new_cases
     from fedsilo.inference.predict.calibration import check_coverage
@@ -321,14 +356,18 @@ def export(
 ) -> Export:
     """Write a run's model as a program that needs no fedsilo.
 
-    The program's predictions for made-up inputs must agree with fedsilo's to 0.0001. A model card
-    and these test inputs are written beside the program.
+    The program and fedsilo first predict made-up test vectors, and their predictions must agree to
+    0.0001. Then the program, the test vectors and a model card are written to a new folder. By
+    default, this is ``export-<form>`` in the run directory. ``site`` exports the model of that
+    site, by default into ``export-<form>-<site>``.
 
     Returns:
-        The folder, the largest difference of predictions, and the inputs and outputs.
+        The folder, the largest difference between the predictions of the program and of fedsilo,
+        and the types and shapes of the inputs and outputs.
 
     Raises:
-        FedsiloError: the run cannot be exported, predictions differ, or the folder exists.
+        FedsiloError: the run cannot be opened, the folder exists, the model cannot be written in
+            this format, or the predictions differ.
     """
     from fedsilo.inference.export.export import export_model
     from fedsilo.runs.finished_run import FinishedRun
@@ -357,13 +396,14 @@ def card(
     """Write the model card of a run.
 
     The card is a Markdown file about the model, its data, its results and its limits. It leaves out
-    metrics over fewer patients than 'privacy.sums-min-count'.
+    metrics over fewer patients than the setting 'privacy.sums-min-count'. With ``site`` it
+    describes that site's own model.
 
     Returns:
         The path of the file.
 
     Raises:
-        FedsiloError: the site is unknown, the run has not ended, or the file exists.
+        FedsiloError: the site is not in the run, the run has not ended, or the file exists.
     """
     from fedsilo.core.files.atomic_files import write_atomically
     from fedsilo.inference.export.card import card_text

@@ -42,14 +42,21 @@ def site(
 ) -> Iterator[Finding]:
     """Check whether a hospital's node can start and take part in runs.
 
-    The node's start arguments come from ``deployment``, from ``kit``, or from the other options.
-    With ``experiment``, a run of it is checked too.
+    A node is the process by which a hospital takes part. Its start arguments come from one of
+    these:
+
+    - ``deployment``, for all its sites on this machine or only those in ``site``
+    - ``kit``, to which only ``node_config`` may be added
+    - ``superlink``, ``root_certificates``, ``key``, ``node_config``, ``host`` and ``port``
+
+    With ``experiment``, the checks also cover a run of it, whose settings ``sources`` may change.
 
     Yields:
-        The findings, site by site. A failed check is a finding, not an error.
+        The findings of all checks, site by site. A failed check is a finding, not an error.
 
     Raises:
-        FedsiloError: an option has no effect, or a file cannot be read.
+        SettingError: a site or an experiment is unknown, or a given option would have no effect.
+        FedsiloError: the deployment, the kit or the node config cannot be read.
     """
     from fedsilo.deployment.doctor.findings import examine
     from fedsilo.deployment.doctor.site import CHECKS, SiteSetup
@@ -98,8 +105,18 @@ def _setups_of_deployment(
 ) -> list[SiteSetup]:
     """Collect for each site of a deployment the arguments that start its node.
 
-    If ``sites`` is empty, all sites of this machine are taken. ``settings`` are those of a run that
-    the sites could join. None checks only the nodes.
+    Args:
+        folder: the deployment's folder.
+        sites: the names of the sites, in the order of the result. Empty for all sites of this
+            machine.
+        settings: the settings of a run, to check whether the sites could join it. None to check
+            only the nodes.
+
+    Returns:
+        A setup for each site, with the arguments of its node and ``settings``.
+
+    Raises:
+        FedsiloError: the folder is not a deployment, or a site is unknown.
     """
     from fedsilo.deployment.deployment import read_deployment
     from fedsilo.deployment.doctor.site import SiteSetup
@@ -114,8 +131,22 @@ def _setup_of_kit(
 ) -> SiteSetup:
     """Collect from a hospital's kit the arguments that start its node.
 
-    The kit is a zip, or the folder into which it was opened. A zip is opened into a temporary
-    folder, which ``opened`` removes when it is closed. ``node_config`` overrides the kit's entries.
+    A kit has the files with which a hospital joins a deployment. It is a zip, or the folder into
+    which the zip was opened. A zip is opened here into a temporary folder. A folder is used as it
+    is.
+
+    Args:
+        path: the zip or the folder.
+        node_config: entries ``key=value``, which override the kit's own node config.
+        settings: the settings of a run, to check whether the hospital could join it. None to check
+            only the node.
+        opened: the stack of open resources. Closing the stack removes the temporary folder.
+
+    Returns:
+        The arguments of the node, with ``settings``.
+
+    Raises:
+        FedsiloError: the kit or the node config cannot be read.
     """
     from fedsilo.deployment.doctor.hospital_checks import build_setup, open_temporarily
     from fedsilo.deployment.kit import read_kit
@@ -155,14 +186,18 @@ def server(
 ) -> Iterator[Finding]:
     """Check whether the server can start and serve runs.
 
-    Without ``deployment``, the other arguments describe the server. $FEDSILO_RUNS then names the
-    folder of runs, and $FEDSILO_SITE_REGISTRY the file of the hospitals' keys.
+    The server is described by ``deployment``, or by the other parameters and two environment
+    variables. ``FEDSILO_RUNS`` then names the folder of runs, and ``FEDSILO_SITE_REGISTRY`` the
+    file that binds hospitals' names to keys. After a failed check, only the checks that depend on
+    it are skipped.
 
     Yields:
-        The findings, in a fixed order. A failed check is a finding, not an error.
+        The findings of the checks, in a fixed order. A failed check is a finding, not an error.
+        Each check runs only when its finding is requested.
 
     Raises:
-        FedsiloError: ``deployment`` is given with another option, or cannot be read.
+        SettingError: ``deployment`` is given together with another option.
+        FedsiloError: the deployment cannot be read.
     """
     from fedsilo.deployment.deployment import read_deployment
     from fedsilo.deployment.doctor.findings import examine
@@ -208,14 +243,17 @@ def run(
 ) -> Iterator[Finding]:
     """Ask the sites of a run for their facts, but train nothing.
 
-    Facts such as sample counts decide whether the experiment could run. Without ``deployment``, the
-    sites are simulated on this machine.
+    Facts are a site's answers before round 1, such as sample counts and software versions. From the
+    facts, the checks find out whether the experiment could run. The sites are those of
+    ``deployment``. Without a deployment, they are simulated on this machine.
 
     Yields:
-        The findings. A failed check is a finding, not an error.
+        The findings of the checks, in a fixed order. A failed check is a finding, not an error.
 
     Raises:
-        FedsiloError: an argument is wrong, or the deployment or data cannot be read.
+        SettingError: the experiment or a setting is unknown, or ``supernodes`` is given with
+            ``deployment``.
+        FedsiloError: the deployment, or the data of a simulation, cannot be read.
     """
     from fedsilo.deployment.deployment import read_deployment
     from fedsilo.deployment.doctor.findings import examine
@@ -233,11 +271,13 @@ def run(
 def _refuse_with(source: str, others: Mapping[str, object]) -> None:
     """Refuse options that would have no effect together with the given option ``source``.
 
-    ``others`` maps each option to its value. None or an empty value means that the option is not
-    given.
+    Args:
+        source: the name of an option that the caller knows to be given, such as ``--deployment``.
+        others: name of another option -> its value. None or an empty value means that it is not
+            given.
 
     Raises:
-        SettingError: an option in ``others`` is given.
+        SettingError: an option in ``others`` is given. The message names the first one.
     """
     for option, value in others.items():
         if value != "" and several(value):

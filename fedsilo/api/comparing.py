@@ -59,15 +59,21 @@ def compare(
 ) -> Comparison:
     """Run experiments over seeds and compare them.
 
-    The seeds are 0 to ``seeds - 1``. Finished runs are not repeated, and interrupted runs are
-    resumed. Unless ``unequal`` is set, experiments on one data set must have equal training
-    budgets.
+    The seeds are 0 to ``seeds - 1``, and a run's directory is ``<out>/<experiment>-seed<n>``. With
+    ``own_splits``, each seed also has its own split of the data, and the name ends in
+    ``-split<n>``. Finished runs are not repeated, and interrupted runs are resumed. Unless
+    ``unequal`` is set, experiments on the same data set must have equal rounds, optimiser steps,
+    networks, initial weights and tuning.
 
     Returns:
-        The comparison, with the results, the tested differences and the budgets.
+        The comparison. ``results`` is a data frame with a row per experiment, group of sites,
+        metric and seed. ``tested`` has the tests of differences. ``budgets`` has the rounds, steps,
+        samples, bytes and seconds of each experiment.
 
     Raises:
-        FedsiloError: an argument is wrong, budgets are unequal, or a run failed.
+        FedsiloError: an argument or setting is wrong, the experiments' budgets are unequal, or a
+            run failed. Also raised if some methods keep the optimiser's state over rounds and
+            others restart it.
     """
     from fedsilo.comparison import over_seeds as study
     from fedsilo.comparison.jobs import run_all, runs_of
@@ -135,11 +141,16 @@ def plan_comparison(
 ) -> Iterator[str]:
     """Yield the lines of ``compare --dry-run``, which describe a comparison without running it.
 
-    A line per run has its directory and whether it is to be run, to be resumed, or finished. If an
-    experiment has not begun, its plan and cost come first. The arguments are those of ``compare``.
+    Each run has a line with its directory and its state: to be run, to be resumed, or finished. If
+    an experiment's run of seed 0 has not begun, three lines come before the run's line: its plan,
+    its cost and its directory. The last two lines give the number of runs to do and say that
+    nothing was run.
+
+    The arguments are those of ``compare``.
 
     Raises:
-        FedsiloError: the comparison could not begin.
+        FedsiloError: the comparison could not begin. Whether the sites have enough samples to
+            compare is not checked here.
     """
     from fedsilo.comparison import over_seeds as study
     from fedsilo.engines.dry_run import NOTHING_RUN, describe_run
@@ -196,14 +207,17 @@ def tune(
 ) -> Tuned:
     """Choose an experiment's settings by validation on its training data.
 
-    The simulation file lists values to try. A point is a choice of values, and is trained for every
-    validation fold and seed. The point with the best metric is chosen.
+    The simulation file has the experiment's grid: the values to try for each setting. A point is
+    one combination of values. Each point is trained for every validation fold and seed, and the
+    point with the best metric is chosen. Test data are not used. All trials are written to
+    ``<out>/tune-<experiment>``, and finished trials there are not repeated.
 
     Returns:
-        The points, best first, the chosen settings, and the folder.
+        The points, best first, the chosen settings with their reason (the content of
+        ``chosen.json``), and the folder.
 
     Raises:
-        FedsiloError: the experiment or an argument cannot be used.
+        FedsiloError: the experiment, the grid or the metric cannot be used, or a number is below 1.
     """
     from fedsilo.comparison.slurm import read_jobs
     from fedsilo.comparison.tune import plan_search, search
@@ -232,15 +246,19 @@ def crossvalidate(
 ) -> CrossValidation:
     """Compare experiments by repeated cross-validation within each site.
 
-    Each repetition cuts every site's data into new folds, the same for all experiments. Unless
-    ``unequal`` is set, the training budgets must be equal.
+    Each repetition cuts every site's data into new folds, the same for all experiments. Every other
+    experiment is compared with the first. Unless ``unequal`` is set, all experiments must have
+    equal training settings, networks, initial weights, tuning and numbers of finished rounds. A
+    finished run is not repeated.
 
     Returns:
-        The intervals of each metric and of its differences from the first experiment, and the
-        budgets.
+        The confidence intervals of each metric and of its difference from the first experiment, and
+        the budgets.
 
     Raises:
-        FedsiloError: an argument is wrong, budgets are unequal, or a run failed.
+        FedsiloError: an experiment is unknown, its data cannot be cut, ``folds`` is below 2,
+            ``repeats`` is below 1, the budgets are unequal, or a run failed. Also raised if some
+            methods keep the optimiser's state over rounds and others restart it.
     """
     from fedsilo.comparison import budgets as compared
     from fedsilo.comparison import crossvalidate as study

@@ -46,14 +46,17 @@ def up(
 ) -> Deployment:
     """Start the server and the sites of this machine, except those that are running already.
 
-    If the folder has no deployment yet, it is made from ``options``. Its sites are the silos of
-    ``experiment``. The call returns when all are online.
+    If the folder ``deployment`` has no deployment yet, a new one is made from ``options``. Its
+    sites are the silos of ``experiment``, by default those of 'uefl-digits'. The call returns when
+    the server and these sites are online.
 
     Returns:
-        The deployment, with its process ids.
+        The deployment, with the ids of its processes.
 
     Raises:
-        FedsiloError: an option does not fit the deployment, or a process does not start.
+        FedsiloError: the options contradict each other or the existing deployment, the silos of
+            ``experiment`` are not the existing deployment's sites, or a server or site does not
+            start.
     """
     from fedsilo.deployment.commands import up
 
@@ -69,8 +72,8 @@ def add(
 ) -> Sequence[MadeKit]:
     """Register hospitals on other machines, and make a kit for each.
 
-    A kit is a zip with all that a hospital needs to connect, such as its private key. The server
-    must be running.
+    A kit is a zip with all that a hospital needs to connect: a private key, the authority's
+    certificate and the server's address. The server must be running.
 
     Returns:
         The kits, in the order of ``names``.
@@ -92,14 +95,17 @@ def renew(
 ) -> MadeKit | str:
     """Replace a hospital's key and kit, or the certificate of the server.
 
-    The server refuses the old key. A site of this machine stops until 'fedsilo deploy up'. The new
-    certificate holds from the server's next start.
+    A hospital on another machine gets a new key in a new kit, the zip with which it connects. A
+    site of this machine gets a new key, and its process is ended until 'fedsilo deploy up'. The
+    server then refuses the old key. If ``member`` is 'server', it gets a new certificate for its
+    next start.
 
     Returns:
-        The new kit of a hospital elsewhere, otherwise the next step in words.
+        For a hospital on another machine, its new kit. Otherwise a sentence on the next step.
 
     Raises:
-        FedsiloError: ``member`` is unknown, or its key cannot be replaced.
+        FedsiloError: ``member`` is not in the deployment, or a hospital's key cannot be replaced,
+            for example because the server does not answer.
     """
     from fedsilo.deployment.joining import renew
 
@@ -112,14 +118,15 @@ def revoke(
 ) -> str:
     """Exclude a hospital for good.
 
-    The server refuses its messages. Its process on this machine is ended, and the server's copies
-    of its keys and kit are deleted. The name can be added again only with a new key.
+    The server accepts no more messages from the hospital. If the hospital's process runs on this
+    machine, the process is ended. Copies of the hospital's keys and kit at the server are deleted.
+    The name can be added again, but only with a new key.
 
     Returns:
         The sentence '<member> is revoked'.
 
     Raises:
-        FedsiloError: ``member`` is unknown, or the server does not answer.
+        FedsiloError: ``member`` is not in the deployment, or the server does not answer.
     """
     from fedsilo.deployment.joining import revoke
 
@@ -131,11 +138,13 @@ def revoke(
 def status(*, deployment: DeploymentFolder = _FOLDER) -> list[MemberStatus]:
     """List the members of a deployment, and whether each one runs.
 
-    The server comes first, then the sites on this machine, then the hospitals on other machines. If
-    the server is down, all sites and hospitals count as offline.
+    The server comes first, then the sites on this machine, then the hospitals on other machines.
+    Each entry has the member's name, process id, state at the server, log file and times of
+    connection. If the server is down, all sites and hospitals count as offline.
 
     Raises:
-        FedsiloError: the folder has no deployment, or the running server does not answer.
+        FedsiloError: the folder does not contain a deployment, or the server runs but does not
+            answer.
     """
     from fedsilo.deployment.member_status import status
 
@@ -177,14 +186,25 @@ def run(
 ) -> Path:
     """Run an experiment on the deployment, and wait for its end.
 
-    The server and the hospitals must be running. Pictures are drawn on this machine after the run.
-    An ``out`` in ``sources`` is ignored, because the server keeps the run.
+    The server and the hospitals of the deployment must be running. Pictures are drawn on this
+    machine after the run, because the server does not draw any.
+
+    Args:
+        experiment: the name of the experiment. The name of a method stands for a run with the
+            method's default settings.
+        deployment: the deployment's folder.
+        seed: the seed. None for the experiment's.
+        name: the name of the run directory. None for one from the settings.
+        tell: is called with lines about the progress.
+        sources: changes to the experiment's settings. ``out`` is ignored, because the run directory
+            is in the server's folder.
 
     Returns:
         The run directory.
 
     Raises:
-        FedsiloError: the server or a hospital is down, or the run could not start or failed.
+        FedsiloError: the server or a hospital is down, the run directory cannot be used, or the run
+            failed.
     """
     from fedsilo.deployment.deployed_run import run
     from fedsilo.pictures.learning_curves import draw_pictures
@@ -207,10 +227,11 @@ def plan_deployed_run(
     """Yield the lines of ``deploy run --dry-run``: the plan of a run, its hospitals and its folder.
 
     The arguments are those of ``run``. Nothing is run or written. The server and the sites on this
-    machine must be online.
+    machine must be online, but hospitals on other machines are not asked.
 
     Raises:
-        FedsiloError: the server or a site is down, or the run directory cannot be used.
+        FedsiloError: the server or a site on this machine is down, or the run directory cannot be
+            used.
     """
     from fedsilo.deployment.deployed_run import plan
 
@@ -251,14 +272,18 @@ def backup(
 ) -> MadeBackup:
     """Write an encrypted backup of a deployment, which may be running.
 
-    It has the keys, the server's database, all runs and the private state of this machine's sites.
-    Without ``passphrase_file``, the passphrase is asked for at the terminal.
+    The backup contains the keys, the registrations, the database of the server, all run directories
+    with their checkpoints, and the private state of sites on this machine. Hospitals on other
+    machines back up their own folders. Without ``passphrase_file``, the passphrase is asked for at
+    the terminal.
 
     Returns:
-        The backup's path, size in bytes and manifest.
+        The path of the backup, its size in bytes and its manifest.
 
     Raises:
-        FedsiloError: the file exists, or the passphrase or the deployment cannot be used.
+        FedsiloError: the file exists, the passphrase has fewer than 12 characters or cannot be
+            read, the folder does not contain a deployment, or the sites of this machine write too
+            fast to be copied.
     """
     from fedsilo.deployment.backup.backup import back_up
     from fedsilo.deployment.backup.passphrase import read_passphrase
@@ -276,14 +301,15 @@ def restore(
 ) -> Restored:
     """Restore a deployment from a backup into a new or empty folder.
 
-    Nothing is started. Without ``passphrase_file``, the passphrase is asked for at the terminal.
+    Nothing is started. A damaged backup or a wrong passphrase leaves nothing behind. Without
+    ``passphrase_file``, the passphrase is asked for at the terminal.
 
     Returns:
         The deployment, the backup's manifest, and notes for the operator.
 
     Raises:
-        FedsiloError: the backup is damaged or of another version, the passphrase is wrong, or the
-            folder is not empty.
+        FedsiloError: the backup is truncated, altered or of another version, the passphrase is not
+            the backup's, or the folder is not empty.
     """
     from fedsilo.deployment.backup.backup import restore
     from fedsilo.deployment.backup.passphrase import read_passphrase

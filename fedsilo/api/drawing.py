@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 def plot(run_dir: options.RunDir) -> Iterator[Path]:
     """Draw the learning curves of a finished run again.
 
-    All other pictures of the run, such as survival curves, are drawn again too. Each is written as
-    PNG and PDF, and replaces the earlier file.
+    All other pictures of the run are drawn again too: its survival curves, and any that its method
+    adds. Pictures in the run directory are replaced. Each is written as a PNG and as a PDF.
 
     Yields:
         The path of each picture file.
@@ -74,15 +74,20 @@ def explain(
 ) -> Explanation:
     """Explain a model's prediction for one patient.
 
-    The patient is row ``row`` of the site's ``split``. A new patient is row ``row`` of ``table``,
-    or the picture ``image``. The model decides what is shown, such as Shapley values of columns, or
-    a map over an image.
+    The patient is row ``row`` of the site's ``split``. A new patient is row ``row`` of the file
+    ``table``, or the image file ``image``. The form of the explanation depends on the model:
+
+    - PICSR, which mixes the sites' networks: the weight of each network.
+    - Any other model of tables: the Shapley values of the columns.
+    - Any other model of images: a map over the image.
 
     Returns:
-        The explanation.
+        The explanation. ``lines()`` has its text, ``document()`` its JSON and ``figure()`` its
+        picture.
 
     Raises:
-        FedsiloError: the patient or the run cannot be used.
+        FedsiloError: ``table`` and ``image`` are both given, the row does not exist, the run does
+            not predict classes, or the run or the new case cannot be opened.
     """
     from fedsilo.core.files.atomic_files import write_atomically
     from fedsilo.explanations.sample import explain_sample
@@ -127,14 +132,18 @@ def attention(
 ) -> Iterator[Path | str]:
     """Draw the attention of a run's ViT, in one picture for each site.
 
-    A picture has, for each class, the ``images`` images with the most certain predictions. It shows
-    the attention of all layers together.
+    A picture shows a site's images with the attention of all layers together (attention rollout).
+    For each class, it has the ``images`` images with the most certain predictions. Without
+    ``site``, all sites of the run are drawn. Without ``pictures``, the files are written to the run
+    directory.
 
     Yields:
-        For each site the path of its picture, or a text if it has no images.
+        For each site the path of its picture, ``attention-<site>.png``. If the site has no images
+        in the split, a line of text is yielded for it.
 
     Raises:
-        FedsiloError: an argument is wrong, or the run has no ViT.
+        FedsiloError: ``images`` is below 1, the run has not ended or does not predict classes, the
+            network is not a ViT, a site is unknown, or its data cannot be opened.
     """
     from fedsilo.explanations.attention import attention_sheet
     from fedsilo.runs.finished_run import FinishedRun
@@ -164,14 +173,18 @@ def overlays(
 ) -> Iterator[Path | str]:
     """Draw the best, the median and the worst segmented image of each site.
 
-    Images are ranked by Dice score, and show the outlines of the true and the predicted mask. These
-    pictures contain patients' images.
+    Images are ranked by their Dice score, which is the mean over the classes in the true or the
+    predicted mask. Each chosen image is shown with the outlines of both masks. Without ``site``,
+    all sites of the run are drawn. Without ``pictures``, the files are written to the run
+    directory. These files contain patients' images.
 
     Yields:
-        For each site the path of its picture, or a text if all masks are empty.
+        For each site the path of its picture, ``overlays-<site>.png``. If all true and predicted
+        masks of the split are empty, a line of text is yielded for the site.
 
     Raises:
-        FedsiloError: the run cannot be used.
+        FedsiloError: the run has not ended, its task is not segmentation, a site is unknown, or its
+            data cannot be opened.
     """
     from fedsilo.explanations.mask_overlays import overlay_sheet
     from fedsilo.runs.finished_run import FinishedRun
@@ -189,7 +202,10 @@ def overlays(
 def _write_sheet(path: Path, sheet: Figure | None, lacking: str) -> Path | str:
     """Write a site's picture and return its path, or return a line of text if there is none.
 
-    ``sheet`` is None if the site has no images for it. The result is then ``lacking``.
+    Args:
+        path: the picture's file.
+        sheet: the picture; None if the site has no images for it.
+        lacking: the line of text to return if ``sheet`` is None.
     """
     from fedsilo.pictures.picture_files import write_picture
 
@@ -212,15 +228,17 @@ def histograms(
 ) -> Path:
     """Draw the brightness of images at each site.
 
-    The left panel has the histogram of the stored pixels, and the right one that after
-    preprocessing. Background pixels are left out. ``tell`` gets a line for each site without
-    images.
+    The picture has two panels with a line for each site. The left panel shows the histogram of the
+    stored pixels. The right panel shows the histogram of the same images after preprocessing for
+    the network. Background pixels are left out. For each site without images in the split, ``tell``
+    is called with a line of text.
 
     Returns:
-        The path of the picture.
+        The path of the picture, by default ``histograms.png`` in the run directory.
 
     Raises:
-        FedsiloError: the run or its data cannot be used, or no site has images.
+        FedsiloError: the run or its data cannot be opened, the data are a table, the data have
+            changed since the run, or no site has images in the split.
     """
     from fedsilo.explanations import intensity_histograms as intensity
     from fedsilo.pictures.picture_files import picture_path, write_picture
@@ -262,13 +280,19 @@ def embeddings(
     """Draw the embeddings of all sites' samples.
 
     An embedding is a sample's values at a layer of its site's network. Each run gets a panel, in
-    which t-SNE places every sample in the plane.
+    which t-SNE places every sample as a point in the plane. The panel also shows how well
+    classifiers predict a sample's site (accuracy) and its class (AUC) from the embedding. For each
+    site without samples in the split, ``tell`` is called with a line of text.
 
     Yields:
-        For each run, a text with its numbers. Then the path of the picture, and of any CSV file.
+        For each run, a text with the path of ``embeddings.json`` in its directory, the accuracy and
+        the AUC. Then the path of the picture, by default ``embeddings.png`` in the first run's
+        directory. Last, the path of the CSV file if ``csv`` is given.
 
     Raises:
-        FedsiloError: an argument or a run cannot be used.
+        FedsiloError: no run is named, ``state_dir`` is given for several runs or sites, or another
+            argument is out of range. Also raised if a run has not ended, does not predict classes,
+            has fewer than four samples, or has a mixture of several networks as its model.
     """
     import pandas as pd
 
@@ -335,13 +359,22 @@ def gradcam(
     """Draw the image regions by which convolutional networks find a class (Grad-CAM).
 
     The picture has a row per image and a column per run. ``rows`` names the images. ``scenarios``
-    instead chooses images by which runs are right, up to this number per class and scenario.
+    instead is the largest number of images per class in each of four scenarios:
+
+    - all runs are right
+    - no run is right
+    - only the first run is right
+    - the second run is right, and the first is not
+
+    By default, the picture is ``gradcam-<site>.png`` in the first run's directory.
 
     Returns:
         The path of the picture.
 
     Raises:
-        FedsiloError: an argument or a run cannot be used.
+        FedsiloError: not exactly one of ``rows`` and ``scenarios`` is given, ``scenarios`` is given
+            for a single run, a row or the class does not exist, no image fits a scenario, a run's
+            network is not convolutional, or the runs have different images.
     """
     from fedsilo.explanations import gradcam_pictures as grad_cam
     from fedsilo.pictures.panel_grids import refuse_shared_state
@@ -403,15 +436,19 @@ def report(
 ) -> list[Path]:
     """Write a page about finished runs.
 
-    For the ``reader`` 'research' it has settings, curves, tests and cost. For 'clinic' it has hits
-    and misses by class. For 'dpo' it has the data that left each site.
+    The content depends on ``reader``:
+
+    - 'research': settings, curves, tests and cost.
+    - 'clinic': hits and misses by class. ``by`` and ``decisions`` belong here. They need the sites'
+      data on this machine.
+    - 'dpo': the data that left each site. ``audit_log`` and ``site_file`` belong here.
 
     Returns:
         A list with the path of the HTML file.
 
     Raises:
-        FedsiloError: an option belongs to another ``reader``, a run cannot be read, or the file
-            exists.
+        FedsiloError: no run is named, an option belongs to another ``reader``, a run cannot be
+            read, or the file exists and ``overwrite`` is False.
     """
     from fedsilo.pages.page import write_page
     from fedsilo.reports import report as reports

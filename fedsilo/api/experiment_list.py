@@ -46,12 +46,19 @@ class _Facts:
 def list_experiments(path: Path, method: str | None = None, here: bool = False) -> Iterator[str]:
     """Yield the lines of a list of experiments, grouped by method.
 
-    Each method has a heading, and a line for each experiment below it. The line has the reason if
-    an experiment cannot run. ``method`` lists only one method, and ``here`` only experiments whose
-    data are on this machine.
+    Methods are sorted by name. Each has a heading, and below it a line for each experiment, or for
+    all experiments of a matrix. Their name on the line is then a pattern such as ``a-{x,y}``. If an
+    experiment cannot run, its line has the reason. If ``method`` has no experiment to list, a line
+    says how to run the method with its defaults.
+
+    Args:
+        path: the simulation file.
+        method: list only the experiments with this method. None for all.
+        here: list only the experiments whose data are on this machine. These are data in the folder
+            $FEDSILO_DATA, or data that come with an installed package.
 
     Raises:
-        SettingError: the file is malformed, or the method is unknown.
+        SettingError: the file or an entry is malformed, or the method is unknown.
     """
     file = open_simulation(path)
     by_method = _choose_experiments(file, method, here)
@@ -73,12 +80,13 @@ def experiment_records(
 ) -> list[dict[str, Any]]:
     """Return the facts that the list of experiments shows, as a dictionary for each experiment.
 
-    The keys are ``experiment``, ``method``, ``about``, ``data``, ``silos``, ``rounds`` and
-    ``cost``. Unknown ``silos`` are 0. If an experiment cannot run, ``fault`` replaces the last four
-    keys.
+    The experiments are selected by ``method`` and ``here`` as in ``list_experiments``, and sorted
+    by method. The keys are ``experiment``, ``method``, ``about``, ``data``, ``silos`` (int),
+    ``rounds`` (int) and ``cost``. ``silos`` is 0 if the number is unknown. If the experiment cannot
+    run, the key ``fault`` with the reason replaces the last four keys.
 
     Raises:
-        SettingError: the file is malformed, or the method is unknown.
+        SettingError: the file or an entry is malformed, or the method is unknown.
     """
     records = []
     for name, entries in sorted(_choose_experiments(open_simulation(path), method, here).items()):
@@ -96,10 +104,21 @@ def experiment_records(
 def _choose_experiments(
     file: SimulationFile, method: str | None, here: bool
 ) -> dict[str, dict[str, dict[str, Experiment]]]:
-    """Select the experiments to list, as method -> entry of the file -> name -> experiment.
+    """Select the experiments to list, grouped by method and by entry of the file.
 
-    With ``here``, only experiments whose data are on this machine are selected. If ``method`` has
-    no experiments, the result is empty. An unknown ``method`` is refused.
+    An entry of the file makes one experiment, or several if it has a matrix of settings.
+
+    Args:
+        file: the simulation file.
+        method: select only experiments with this method. None for all methods.
+        here: select only experiments whose data are on this machine.
+
+    Returns:
+        The name of the method -> the name of the entry -> the name of the experiment -> the
+        experiment. If ``method`` has no experiments, the result is empty.
+
+    Raises:
+        SettingError: ``method`` is neither built in nor used by an experiment of the file.
     """
     by_method = _group_by_method(file)
     if method is not None and method not in METHODS and method not in by_method:
@@ -143,8 +162,8 @@ def _describe_method(name: str) -> str:
 def _format_line(names: str, text: str, width: int) -> str:
     """Format a line of the list: the names, padded to ``width`` characters, then the text.
 
-    The text is shortened, so that the line has at most 160 characters. The text gets at least 40,
-    even if the line is then longer.
+    A text that is too long is shortened so that the line has at most 160 characters. If the names
+    leave less than 40 characters for the text, it gets 40, and the line is longer.
     """
     start = f"  {names:{width}}  "
     return start + one_line(text, max(_LONGEST_LINE - len(start), 40))
@@ -153,8 +172,8 @@ def _format_line(names: str, text: str, width: int) -> str:
 def _group_by_method(file: SimulationFile) -> dict[str, dict[str, dict[str, Experiment]]]:
     """Group the experiments of a file: method -> entry of the file -> name -> experiment.
 
-    An entry with several methods is listed under each of them. An experiment without a method has
-    the default one.
+    An entry with a matrix has several experiments. If their methods differ, the entry is listed
+    under each of those methods. An experiment without a method has the default one.
     """
     by_method: dict[str, dict[str, dict[str, Experiment]]] = {}
     for name, cell in file.cells.items():
@@ -165,10 +184,19 @@ def _group_by_method(file: SimulationFile) -> dict[str, dict[str, dict[str, Expe
 
 
 def _describe_entry(file: SimulationFile, experiments: Mapping[str, Experiment]) -> dict[str, str]:
-    """Build the lines of the list for experiments of one entry: names -> text.
+    """Build the lines of the list for the experiments that one entry of the file makes.
 
-    The experiments share one line if they have every combination of their settings' values. The
-    name is then a pattern such as ``a-{x,y}``. Otherwise each has its own line.
+    An entry with a matrix makes an experiment for each combination of the matrix values. If the
+    given ``experiments`` cover every combination of the values that they have, they share one line,
+    under a name such as ``a-{x,y}``. This line has their description, or the entry's if their
+    descriptions differ. Otherwise each experiment has its own line.
+
+    Args:
+        file: the simulation file.
+        experiments: name -> experiment, all with the same method.
+
+    Returns:
+        The name at the beginning of each line -> the text of the line.
     """
     # A cell is one combination of the values of a matrix
     cells = [file.cells[name] for name in experiments]
@@ -185,10 +213,15 @@ def _describe_entry(file: SimulationFile, experiments: Mapping[str, Experiment])
 
 
 def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
-    """Describe experiments by their data, silos, rounds, cost and purpose.
+    """Describe one or more experiments by their data, silos, rounds, cost and purpose.
 
-    The form is "digits, 3 silos, 5 rounds, GPU; a first example". A cost of 'CPU' is left out. If
-    an experiment cannot run, the text is 'cannot run:' and the reason.
+    The form is "digits, 3 silos, 5 rounds, GPU; a first example". If there are more than three data
+    sets, only their number is given. A cost of 'CPU' for all experiments is left out, and so is an
+    empty ``purpose``. If an experiment cannot run, the text is only 'cannot run:' and the reason.
+
+    Args:
+        experiments: the experiments, at least one.
+        purpose: the description of the experiments.
     """
     # Dictionaries without values keep each text once and in order, which sets do not
     data: dict[str, None] = {}
@@ -217,10 +250,16 @@ def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
 
 
 def _find_facts(experiment: Experiment) -> _Facts:
-    """Find the data, silos, rounds and cost of an experiment, without running it.
+    """Find the facts about an experiment that the list shows: its data, silos, rounds and cost.
 
-    An unknown number of silos is 0. The cost is the minutes that the file states, or else 'GPU' or
-    'CPU'. An experiment with a wrong setting is refused.
+    The experiment is not run. If the file states how many minutes a run took, the cost is these
+    minutes. Otherwise it is 'GPU' if the experiment's resources have a GPU, else 'CPU'. An unknown
+    number of silos is 0. The number is always unknown for a plugin's data set, because listing must
+    not execute a plugin.
+
+    Raises:
+        FedsiloError: a setting is out of range, or a file that declares silos is wrong. Also raised
+            if a setting's key is unknown, unless the method is a plugin, which may add keys.
     """
     # A run would refuse an unknown key, so the list must not show such an experiment as fine
     common = build(CommonSettings, values_of(CommonSettings, experiment.values))
@@ -243,10 +282,15 @@ def _find_facts(experiment: Experiment) -> _Facts:
 
 
 def _format_count(numbers: Set[int], noun: str) -> str:
-    """Format the different numbers of several experiments, such as "3 or 9 silos".
+    """Format how many things several experiments have, such as "3 or 9 silos".
 
-    More than three are written as a range, such as "10 to 600 rounds". The number 0 is written
-    "own", because the user's own data decide it.
+    Up to three different numbers are listed, the lowest first. More than three are written as a
+    range, such as "10 to 600 rounds". A single number is written as "3 silos" or "1 silo". The
+    number 0 means that the user's own data decide. It is written "own", as in "own or 3 silos".
+
+    Args:
+        numbers: the number of each experiment, without duplicates.
+        noun: the thing, in the singular.
     """
     different = sorted(numbers)
     if len(different) == 1 and different[0]:
@@ -260,8 +304,14 @@ def _format_count(numbers: Set[int], noun: str) -> str:
 def show_experiment(path: Path, name: str) -> Iterator[str]:
     """Yield the lines of a simulation file (YAML) that has just one experiment, written in full.
 
-    All settings that the experiment inherits are written out. Two comments about it come first. The
-    name of a method stands for an experiment with the method's default settings.
+    Settings that the experiment inherits from a base, or gets from a matrix, are written out. Keys
+    without a value are left out. The first two lines are comments: one on the data, silos, rounds
+    and cost, and one on the method.
+
+    Args:
+        path: the simulation file to read.
+        name: the name of the experiment. The name of a method stands for an experiment with the
+            method's default settings.
 
     Raises:
         SettingError: the name is unknown, or the file is malformed.
@@ -291,14 +341,15 @@ def show_experiment(path: Path, name: str) -> Iterator[str]:
 def check_experiments(path: Path) -> dict[str, str]:
     """Check the settings and resources of every experiment of a simulation file.
 
-    Nothing is run, and no data are read. Resources such as cores need not exist on this machine.
-    Plugins that experiments name are executed.
+    The experiments are planned but not started, and their data are not read. Resources are the
+    cores and GPUs that an experiment asks for. Plugins that the experiments name are executed, as
+    in a run.
 
     Returns:
-        Name of each experiment -> the error that would stop its run, or "".
+        Name of each experiment -> the error that would stop its run. "" if it can run.
 
     Raises:
-        SettingError: the file is missing or malformed.
+        SettingError: the file is missing or is not valid YAML, or a name or a matrix is wrong.
     """
     # Imported here, because planning imports PyTorch and a list needs no planning
     from fedsilo.core.arguments import RunSources

@@ -29,11 +29,14 @@ def start(
 ) -> None:
     """Open a hospital's kit, confirm it, and turn this process into the hospital's node.
 
-    ``tell`` shows the kit's code and the hospital's rules for its data. The user types 'yes' to
-    agree, unless ``yes`` is set. If all checks pass, the function does not return.
+    Before the first start, ``tell`` shows the kit's code and the hospital's rules for its data. For
+    a later kit, it shows the code and the differences from the previous kit. The user compares the
+    code by telephone with the server's operator, and types 'yes' unless ``yes`` is set. If all
+    checks pass, Flower's SuperNode replaces the process, and the function does not return.
 
     Raises:
-        FedsiloError: the user does not agree, the kit cannot be used, or a check fails.
+        FedsiloError: the user does not confirm, the kit or an option cannot be used, or a check of
+            the node fails.
     """
     from fedsilo.client_app.privacy.signing import own_code
     from fedsilo.deployment.doctor.hospital_checks import (
@@ -92,13 +95,15 @@ def service(
 ) -> str:
     """Print, install or uninstall the systemd unit that runs a hospital's node.
 
-    Without ``install`` and ``uninstall``, nothing is changed.
+    Without ``install`` and ``uninstall``, nothing is changed. ``uninstall`` also works if the
+    folder ``kit`` no longer exists, because the folder's name gives the hospital's name.
 
     Returns:
         The text of the unit. After ``install`` or ``uninstall``, a sentence about the change.
 
     Raises:
-        FedsiloError: the kit is not confirmed, both options are given, or the change fails.
+        FedsiloError: the kit was not opened and confirmed yet, both options are given, or the
+            service cannot be installed or uninstalled.
     """
     from fedsilo.deployment.service.changing import change_hospital_service
 
@@ -116,14 +121,27 @@ def counts(
 ) -> Iterator[str]:
     """List the noisy sample counts that a hospital keeps for all runs, or charge another draw.
 
-    The noise is drawn only once, because repeated draws would reveal the true counts. With
-    ``draw_again``, the next run draws it again, which costs epsilon.
+    A hospital with differential privacy sends noisy counts of its samples. The noise is drawn once
+    and kept for all runs, because repeated draws would reveal the true count. If the noise makes a
+    count useless, ``draw_again`` lets the next run draw it again. This costs epsilon, the privacy
+    budget.
+
+    Args:
+        kit: the folder into which the hospital's kit was opened. None to use only ``node_config``.
+        node_config: entries of the node config. Without ``kit``, it needs 'site', 'state-dir' and a
+            cap on epsilon. The cap may also come from the site file.
+        draw_again: charge another draw to the ledger, the record of the epsilon that the hospital
+            has spent. Nothing is charged if no counts were sent yet, or if the next run already
+            draws again.
 
     Yields:
-        A line for each version of the hospital's data.
+        A line for the counts of each version of the hospital's data. If no counts were sent, one
+        line says so. If counts were sent, ``draw_again`` adds a line about the charge.
 
     Raises:
-        FedsiloError: a setting is missing, or epsilon would exceed its cap.
+        SettingError: the hospital's name, its state folder or its cap on epsilon is not set.
+        EpsilonSpentError: another draw would bring epsilon above the cap. Nothing changes.
+        CheckpointError: the ledger or the stored counts are damaged, or cannot be written.
     """
     from fedsilo.deployment.hospital_counts import open_counts
 
@@ -146,14 +164,18 @@ def keys(
 ) -> list[str]:
     """List the signing keys of this hospital and of others, and mark keys as compared.
 
-    Only hospitals whose key was compared take part in secure sums with this one. ``compared`` marks
-    keys, and ``forget`` removes hospitals before the list.
+    Hospitals compare the codes of their keys by telephone. Only hospitals with a compared key take
+    part in secure sums with this one. Before the list is made, ``compared`` marks keys. A NAME
+    alone marks the key that an earlier call listed, and NAME=CODE the key with this code. Then
+    ``forget`` removes hospitals.
 
     Returns:
-        A line for each key, this hospital's first.
+        A line for this hospital's key, then a line for the key of each other hospital, by name. If
+        no other key is known, the second line says how to enter one.
 
     Raises:
-        FedsiloError: the folder has no key, or a name or code is wrong.
+        FedsiloError: the folder lacks a signing key, ``compared`` names this hospital itself, a
+            name or code is wrong, or the list of keys is damaged.
     """
     from fedsilo.deployment.hospital_keys import describe_keys, find_own_folder, mark_keys
 
@@ -174,14 +196,16 @@ def audit(
 ) -> Audit:
     """Show what left a hospital, from its audit log, and check that nobody has changed the log.
 
-    Check values link each line to the line before. They show where lines were removed, altered or
-    inserted.
+    Each line of the log has a check value over itself and over the check value of the line before.
+    The check value of the last line is also kept beside the log. This chain shows where lines were
+    removed, altered or inserted.
 
     Returns:
-        The selected messages, and the places at which the log was changed.
+        The messages that ``run``, ``since`` and ``until`` select, and the places at which the chain
+        is broken. ``lines()`` has the text, ``document()`` the JSON values and ``csv()`` the table.
 
     Raises:
-        FedsiloError: a file or a time cannot be read.
+        FedsiloError: a file cannot be read or is not an audit log, or a time is malformed.
     """
     from fedsilo.reports.audit import Choice, audit_logs, parse_moment
 

@@ -24,14 +24,22 @@ _PARTS = {"train": "train", "validation": "val", "valid": "val", "val": "val", "
 def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str]:
     """Write a data set of Hugging Face into a new folder below ``data_dir``.
 
-    ``name`` is a data set on the Hub, or a folder that ``save_to_disk`` wrote. Samples without a
-    value in the column ``label`` are left out.
+    Samples without a label are left out. The folder has the data set's name, with ``--`` in place
+    of ``/``. It appears only when it is complete.
+
+    Args:
+        name: the name of a data set on the Hub, which is downloaded. It may also be a local folder
+            that ``save_to_disk`` wrote.
+        data_dir: the data directory.
+        label: the column of the labels.
 
     Yields:
-        Lines with the licence, the folder and the settings that use it.
+        Lines with the licence, the source, the number of samples left out (if any), the folder with
+        the number of samples in each part, and the settings that use the data.
 
     Raises:
-        DataError: the data cannot be used, or the folder exists.
+        DataError: the package ``datasets`` is missing, the data set cannot be loaded or used, no
+            sample has a label, or the folder already exists.
     """
     loaded = _load_parts(name)
     parts, lost = {}, 0
@@ -63,8 +71,18 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
 def _write_parts(folder: Path, parts: dict[str, Any], label: str) -> str:
     """Write the parts of a Hugging Face data set into ``folder``, and return their kind.
 
-    If the first part has images, the kind is 'images', and each part becomes a folder train, val or
-    test. Otherwise all parts become one table, and the kind is 'table'.
+    The first part decides the kind for all parts. If it has a column of images, the kind is
+    'images', and each part becomes a folder train, val or test. Otherwise the rows of all parts are
+    joined into one table, without rows that have missing values, and the kind is 'table'.
+
+    Args:
+        folder: an empty folder.
+        parts: name of each part -> its samples. Of images, 'validation' and 'valid' become val.
+        label: the column of the labels.
+
+    Raises:
+        DataError: a part with images is not named train, validation, valid, val or test. Also
+            raised if the samples or their labels cannot be used.
     """
     # The parts of a table are joined, because fedsilo makes the splits of a table itself
     if not image_columns(next(iter(parts.values())).features):
@@ -82,8 +100,9 @@ def _write_parts(folder: Path, parts: dict[str, Any], label: str) -> str:
 def _keep_labelled(part: Any, label: str) -> Any:
     """Return a part of a Hugging Face data set with only the samples that have a label.
 
-    A label of None counts as missing. If the classes have names, a negative label does too. A part
-    without the column ``label`` is returned unchanged.
+    A sample has no label if its label is None. If the classes have names, a label below 0 is no
+    label either, because the Hub stores unknown labels as -1. If the part has no column ``label``,
+    it is returned unchanged.
     """
     if label not in part.features:  # the writer of the silo reports a missing column
         return part
@@ -100,8 +119,11 @@ def _keep_labelled(part: Any, label: str) -> Any:
 def _load_parts(name: str) -> dict[str, Any]:
     """Load a data set from a folder or from the Hugging Face Hub: name of each part -> its samples.
 
-    A folder must be one that ``save_to_disk`` wrote. A data set without parts becomes one part
-    named ``train``.
+    If ``name`` is an existing folder, it must be one that ``save_to_disk`` wrote. Otherwise the
+    data set of this name is downloaded. A data set without parts becomes one part named ``train``.
+
+    Raises:
+        DataError: the package ``datasets`` is missing, or the data set cannot be loaded.
     """
     library = _library()
     load = library.load_dataset

@@ -75,12 +75,16 @@ class ListedGroup:
 def list_settings(word: str = "") -> Iterator[str]:
     """Yield the list of settings as lines for the terminal, with an empty line between groups.
 
+    Help texts are wrapped to the terminal's width, but to at most 100 characters. A line with a key
+    and its default is not wrapped.
+
     Args:
-        word: the name of a group, or a text to find in the keys and help of settings. Empty for all
-            settings.
+        word: the name of a group, or a text to find in the keys and help of settings. Upper and
+            lower case are alike. Empty for all settings.
 
     Raises:
-        SettingError: no group and no setting has the word.
+        SettingError: ``word`` matches no group and no setting. The message suggests a similar name
+            or lists the groups.
     """
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     found = find_settings(word)
@@ -93,12 +97,20 @@ def list_settings(word: str = "") -> Iterator[str]:
 def find_settings(word: str) -> list[ListedGroup]:
     """Find the settings that a user searches for by a word.
 
-    A group's name finds its settings, and 'experiment' those without a group. Any other word finds
-    settings with the word in their key or help. If none has it, a former key finds the renamed
-    setting. An empty word finds all.
+    The first of these rules that finds settings decides:
+
+    1. ``word`` is the name of a group: all settings of this group. The group 'experiment' has the
+       settings without a group.
+    2. The key or the help of settings contains ``word``, in upper or lower case: these settings. An
+       empty word finds all.
+    3. ``word`` is the former key of a renamed setting: the settings found by its present key.
+
+    Returns:
+        The groups, each with the settings that were found.
 
     Raises:
-        SettingError: nothing was found.
+        SettingError: nothing was found. The message suggests the most similar key or group, or
+            lists all groups if none is similar.
     """
     groups = read_groups()
     for group in groups:
@@ -145,9 +157,10 @@ def _group_names(groups: list[ListedGroup]) -> list[str]:
 def read_groups() -> list[ListedGroup]:
     """Read all groups of settings from pyproject.toml.
 
-    The section [tool.flwr.app.config] has a table for each group, and a comment above it that
-    describes the group. Each line is a setting with its default and help. Internal settings, which
-    users should not set, are left out.
+    The settings with their defaults are in the section [tool.flwr.app.config]. Each table of this
+    section is a group. The comment above the table's heading is the sentence that describes the
+    group. Each line of the table is a setting with its default and its help. Groups and settings
+    keep the order of the file. Internal settings, which users should not set, are left out.
     """
     internal = {key for key, rule in rules_of(CommonSettings).items() if rule.is_internal}
     groups: list[ListedGroup] = []
@@ -177,8 +190,9 @@ def _read_setting(line: str, group: str) -> ListedSetting:
 def project_lines() -> Iterator[str]:
     """Build the lines of pyproject.toml that have the defaults of all settings.
 
-    Each setting is a line with its key and default, and a comment with its help and allowed values.
-    Each group is a TOML table, below a comment that describes the group.
+    Flower reads these lines. Each setting is a line with its key and default, and a comment with
+    its help and allowed values. Each group is a TOML table, below a comment that describes the
+    group. The settings are those that the classes of fedsilo and of its methods declare.
     """
     known, rules, sentences = _collect_settings()
     tables = group_settings(known)

@@ -26,14 +26,18 @@ def fetch(
 ) -> Iterator[str]:
     """Download a data set's files and verify their checksums.
 
-    Files with the right checksum are not downloaded again. The files of 'hf:NAME', a data set of
-    Hugging Face, have no checksums.
+    Files that already exist with the right checksum are not downloaded again. ``base_url`` replaces
+    the address from which files are downloaded. ``hf:NAME`` is a data set of Hugging Face, whose
+    files are not verified because they have no checksums.
 
     Yields:
-        Lines with the licence and the source, then a line for each file.
+        The data set's licence, terms and source, then a line for each file and each archive. For
+        ``hf:NAME``, lines with the licence, the source, the folder and the settings that use the
+        data.
 
     Raises:
-        FedsiloError: the data set is unknown, its licence is not accepted, or a download failed.
+        FedsiloError: no data directory is named, the data set is unknown or does not have public
+            files, its terms need ``accept_licence`` to be set, or a download failed.
     """
     from fedsilo.core.files.locations import find_places
     from fedsilo.datasets.downloads.download import fetch
@@ -64,8 +68,10 @@ def datasets(
     """List the data sets with their licences, and whether their files are on this machine.
 
     Returns:
-        A dictionary per data set, with texts only. Its ``kind`` is 'public', 'own' or 'made-up'.
-        ``here`` names the files on this machine. An unknown value is empty.
+        A dictionary of strings for each data set, with the keys ``name``, ``kind``, ``tasks``,
+        ``licence``, ``source``, ``size``, ``terms`` and ``here``. ``kind`` is 'public', 'own' (the
+        user's own data) or 'made-up'. ``here`` names the files that were found. A string is empty
+        if it is unknown or does not apply.
     """
     from fedsilo.datasets.registry import overview
 
@@ -79,14 +85,18 @@ def manifest(
 ) -> Iterator[str]:
     """Write manifests for images that are sorted into folders by site and class.
 
-    The images are in ``<folder>/SITE/CLASS/``. Each site gets a manifest, a table of its images and
-    their classes. ``images.yaml`` lists the manifests. ``recipe`` must be 'folder'.
+    The images are in ``<folder>/SITE/CLASS/``. Each site's folder gets a manifest, a table of its
+    images and their classes. ``folder`` also gets the file ``images.yaml``, which lists the
+    manifests and the classes. The setting ``dataset=images`` then reads them. ``recipe`` must be
+    'folder', the only recipe so far.
 
     Yields:
-        Lines with the numbers of images.
+        For each manifest, a line with its path and number of images, then a line for each class
+        with its number of images. The last line has the setting that uses the data.
 
     Raises:
-        FedsiloError: a file already exists, or an image cannot be used.
+        FedsiloError: the recipe is unknown, a file to write already exists, or an image or a name
+            cannot be used. Nothing is written in these cases.
     """
     from fedsilo.datasets.images.folders import FOLDER, write_folder_manifests
 
@@ -117,11 +127,13 @@ def survey(
 ) -> Path:
     """Survey the data of the sites.
 
-    The sites send statistics of their data, such as sample counts, and nothing is trained.
-    ``experiment`` names the data. Without ``deployment``, the sites are simulated.
+    The sites send statistics of their data, such as sample counts, and nothing is trained. The
+    sites are the hospitals of ``deployment``. Without a deployment, they are simulated.
+    ``experiment`` decides which data set is surveyed and how it is divided into silos. ``name`` is
+    the name of the run directory, by default ``survey-<experiment>-<time>``.
 
     Returns:
-        The path of the HTML page about the survey, beside its ``survey.json``.
+        The path of the HTML page about the survey. ``survey.json`` is in the same folder.
 
     Raises:
         FedsiloError: the experiment is unknown, a hospital is down, or the survey failed.
@@ -162,14 +174,15 @@ def settings(
     """List the settings in groups, with default and range.
 
     Args:
-        word: the name of a group, or a text to find in keys and help. Empty for all.
-        pyproject: yield the section of pyproject.toml with all defaults instead.
+        word: the name of a group, or a text to find in keys and help. Empty for all settings.
+        pyproject: instead of the list, yield the section of pyproject.toml from which Flower reads
+            the defaults. ``word`` is then ignored.
 
     Yields:
         The lines of the list or of the section.
 
     Raises:
-        SettingError: no setting has the word.
+        SettingError: no setting has the word in its key or help.
     """
     from fedsilo.api.listed_settings import list_settings, project_lines
 
@@ -180,11 +193,13 @@ def settings(
 def methods(*, plugin: options.NewPlugin = None) -> Iterator[str]:
     """List the methods: built-in ones, and those of installed packages and of plugins.
 
-    A plugin is a user's Python file that defines a method. The files in ``plugin`` are executed,
-    and later commands of this user trust them.
+    A plugin is a user's Python file that defines a method. The files in ``plugin`` are executed to
+    find their methods. They are then recorded as trusted by this user. Later commands on this
+    machine execute trusted files without asking.
 
     Yields:
-        A line "name: description" for each method.
+        A line "name: description" for each method: first the built-in methods in sorted order, then
+        those of installed packages in sorted order, then those of ``plugin`` in the given order.
 
     Raises:
         FedsiloError: a plugin cannot be loaded.
@@ -218,14 +233,23 @@ def experiments(
 ) -> Iterator[str]:
     """List the experiments by method, show one in full, or check all of them.
 
-    Only one of ``experiment``, ``method`` and ``check`` may be given. With ``check``, only
-    experiments that cannot run are listed.
+    Only one of ``experiment``, ``method`` and ``check`` may be given. ``here`` may be combined only
+    with ``method``.
 
-    Yields:
-        The lines of the list, or of the experiment.
+    Args:
+        experiment: show only this experiment, as a simulation file that has nothing else.
+        method: list only the experiments with this method.
+        here: list only the experiments whose data are on this machine. These are data in the folder
+            $FEDSILO_DATA, or data that come with an installed package.
+        check: check all experiments of the file, and list only those that cannot run. If all can
+            run, one line says so.
+        file: the simulation file. None for the one in the working folder or, if there is none,
+            fedsilo's own.
 
     Raises:
-        SettingError: an argument or the file is wrong, or a checked experiment cannot run.
+        SettingError: arguments that exclude each other are given, a name is unknown, or the file is
+            malformed. With ``check``, the error is also raised after the last line if an experiment
+            cannot run.
     """
     from fedsilo.api.experiment_list import (
         check_all,

@@ -178,9 +178,10 @@ def command(function: Callable[P, R]) -> Callable[P, R]: ...
 def command(function: Callable[P, Any]) -> Callable[P, Any]:
     """Turn a function into a command of fedsilo that Python code can call too.
 
-    The returned function first checks its arguments. If the command yields values, it returns them
-    as a list. If a ``FedsiloError`` ends the command early, the values so far become notes of the
-    error.
+    Python code calls the wrapper that is returned. The wrapper first checks the arguments. If the
+    function yields values, the wrapper returns them as a list. If a ``FedsiloError`` ends the
+    function early, the values so far are attached to the error as notes (``add_note``). The command
+    line unwraps the function, and prints each value when it is yielded.
     """
 
     @wraps(function)
@@ -219,9 +220,13 @@ def _collect(results: Iterable[Any]) -> list[Any]:
 def parameters_of(function: Callable[..., Any], skip: int = 0) -> dict[str, inspect.Parameter]:
     """Return a function's parameters by name, each with the type of its annotation.
 
-    The function may be a wrapper. The first ``skip`` parameters are left out. A parameter such as
-    ``**sources``, whose type is an unpacked ``TypedDict``, is replaced by a keyword-only parameter
-    for each key, with default None.
+    Annotations that are strings are converted to the types that they name. A parameter such as
+    ``**sources``, whose type is an unpacked ``TypedDict``, is replaced by the keys of this type.
+    Each key becomes a keyword-only parameter with default None.
+
+    Args:
+        function: the function. If it is a wrapper, the wrapped function is read.
+        skip: the number of parameters to leave out at the beginning.
     """
     function = inspect.unwrap(function)
     found: dict[str, inspect.Parameter] = {}
@@ -285,12 +290,18 @@ _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Check the arguments of a call against the function's signature, before the call.
 
-    ``given`` maps names to values. Missing arguments are not noticed. A value is checked only if
-    its parameter accepts nothing but literals, numbers, booleans, texts and None.
+    Every name is checked, but missing arguments are not noticed. A value is checked only if its
+    parameter accepts only None, a ``Literal``, numbers, booleans and texts. If the parameter also
+    accepts another type, such as a path or a sequence, the value is not checked here.
+
+    Args:
+        function: the function that is called.
+        given: name of an argument -> its value.
 
     Raises:
-        SettingError: a value does not fit its type.
-        TypeError: the function has no parameter of this name.
+        SettingError: an argument has the wrong type, or is not one of the values of its
+            ``Literal``.
+        TypeError: an argument's name is not the name of a parameter.
     """
     known = parameters_of(function)
     for name, value in given.items():

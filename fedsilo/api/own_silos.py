@@ -32,14 +32,22 @@ _TAKEN = "a DataFrame, a pair (X, y), a Dataset of PyTorch or one of Hugging Fac
 def write_to_cache(silos: object, label: str, missing: str, cache: Path) -> tuple[str, Path]:
     """Write a caller's silos into the cache, in a folder named by a digest of its files.
 
-    ``silos`` maps sites to data, or has data without sites. ``label`` is the column with the
-    labels. ``missing`` is 'drop' or 'impute', for a frame's missing values.
+    If the same data were written before, the existing folder is returned.
+
+    Args:
+        silos: site -> its data. Data without sites become one silo named 'data', which the setting
+            'split.partition' can divide.
+        label: the column with the labels in frames and in data sets of Hugging Face.
+        missing: 'drop' rows with missing values from a frame, or 'impute' the values.
+        cache: the cache directory.
 
     Returns:
-        The settings 'dataset' and 'data.dir', which read the data.
+        Values for the settings 'dataset' and 'data.dir', with which a run reads the data. The first
+        is 'table', 'arrays' or 'images', and the second is the path of the folder.
 
     Raises:
-        FedsiloError: the data cannot be used.
+        FedsiloError: the data are of an unknown kind, the sites' data are of different kinds, or
+            the data cannot be used.
     """
     folder = cache / _FOLDER
     # Only for the owner, because these are patients' data
@@ -66,12 +74,19 @@ def write_to_cache(silos: object, label: str, missing: str, cache: Path) -> tupl
 def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
     """Write a caller's silos as files, and return the value of 'dataset' that reads them.
 
-    The value is 'table', 'arrays' or 'images'. ``silos`` maps sites to data, or has data without
-    sites. ``label`` is the column with the labels. ``missing`` is 'drop' or 'impute', for a frame's
-    missing values.
+    The value is 'table', 'arrays' or 'images', and depends on the kind of the data.
+
+    Args:
+        folder: an existing, empty folder.
+        silos: site -> its data, or data without sites.
+        label: the column with the labels in frames and in data sets of Hugging Face.
+        missing: 'drop' rows with missing values from a frame, or 'impute' the values.
 
     Raises:
-        FedsiloError: the data cannot be used.
+        SettingError: ``missing`` is unknown, or the sites have different kinds of data. Also raised
+            if all sites are named train, val or test, unless the data are pictures. These names are
+            parts of a data set and not hospitals.
+        DataError: the data cannot be used.
     """
     if missing not in ("drop", "impute"):
         raise SettingError(f"missing must be 'drop' or 'impute', but is '{missing}'")
@@ -107,8 +122,12 @@ def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
 def _name_silos(silos: object) -> dict[str, Any]:
     """Arrange a caller's data by the names of the silos: name -> data.
 
-    Names become strings in Unicode's form NFC. Data that are not a mapping become one silo 'data'.
-    An empty mapping, a forbidden name, or a name that occurs twice is refused.
+    Names are converted to strings in Unicode's form NFC. Data that are not a mapping become one
+    silo named 'data'.
+
+    Raises:
+        SettingError: the mapping is empty, or a name is not allowed for a site. Also raised if two
+            names are equal as strings, such as 1 and '1'.
     """
     if not isinstance(silos, Mapping):
         return {ALONE: silos}
@@ -128,8 +147,18 @@ def _name_silos(silos: object) -> dict[str, Any]:
 def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
     """Write the pictures of each silo as PNG files, with manifests that list them.
 
-    ``silos`` maps each site to its (picture, class name) pairs. The files are
-    ``<site>/<class>/<number>.png``, numbered from 0. Data without sites have no folder ``<site>``.
+    The files are ``<site>/<class>/<number>.png``. Data without sites are the site 'data', whose
+    files are ``<class>/<number>.png``. A class whose name cannot be a folder's gets another folder
+    name. A number is the position of the picture in its silo, from 0, with six digits. The setting
+    ``dataset=images`` reads the manifests.
+
+    Args:
+        folder: the folder to write into.
+        silos: site -> its (picture, class name) pairs.
+
+    Raises:
+        DataError: a silo is empty, a class name cannot be used, an object is not a picture, or all
+            pictures together have only one class.
     """
     from fedsilo.datasets.images.folders import write_folder_manifests
 
@@ -153,8 +182,16 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
 def _name_class_folders(silos: Mapping[str, Any]) -> dict[str, str]:
     """Choose a folder name for each class: class -> name of its folder.
 
-    ``silos`` maps each site to its (picture, class name) pairs. A folder has the name of its class.
-    If the name has a "/" or begins with ".", the folder is "class-1" or the like.
+    A folder usually has the name of its class. A class whose name has a "/" or begins with "." gets
+    a folder "class-1", "class-2" and so on instead, in sorted order of these classes. If another
+    class has such a name itself, underscores are appended to the folder's name.
+
+    Args:
+        silos: site -> its (picture, class name) pairs.
+
+    Raises:
+        DataError: a class name is empty, longer than 255 bytes, or has an invisible character. Also
+            raised if a silo has no pictures.
     """
     folders: dict[str, str] = {}
     for site, pictures in silos.items():
@@ -179,10 +216,13 @@ def _name_class_folders(silos: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _make_upright(picture: Any, where: str) -> Any:
-    """Turn a Pillow picture upright, as its EXIF data say, and convert it to RGB.
+    """Turn a Pillow picture upright and convert it to RGB.
 
-    Any other object, or a picture with more than 8 bits per channel, is refused. ``where`` names
+    The picture is turned as its EXIF data say. Without EXIF data it is not turned. ``where`` names
     the sample in the error.
+
+    Raises:
+        DataError: the object is not a Pillow picture, or has more than 8 bits per channel.
     """
     from PIL import Image, ImageOps
 
@@ -198,8 +238,24 @@ def _make_upright(picture: Any, where: str) -> Any:
 def _convert_silo(site: str, data: Any, label: str) -> tuple[str, Any]:
     """Convert a silo's data to one of three kinds that can be written as files.
 
-    The result is 'tables' with a frame, 'arrays' with (samples, labels), or 'pictures' with a list
-    of (picture, class name). ``label`` is the column with the labels.
+    The data may be a pandas frame, a data set of Hugging Face or of PyTorch, or a pair (samples,
+    labels).
+
+    Args:
+        site: the silo's name, for errors.
+        data: the silo's data.
+        label: the column with the labels. If the labels come separately, a new frame gets them in a
+            column of this name.
+
+    Returns:
+        The kind and the converted data: 'tables' with a frame, 'arrays' with (samples, labels), or
+        'pictures' with a list of (picture, class name). A frame is returned unchanged and
+        unchecked.
+
+    Raises:
+        SettingError: the type of the data is unknown, or samples and labels differ in number or
+            have wrong shapes.
+        DataError: a label or the column of labels is missing.
     """
     import pandas as pd
 
@@ -220,9 +276,13 @@ def _convert_silo(site: str, data: Any, label: str) -> tuple[str, Any]:
 def _convert_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
     """Convert a PyTorch ``Dataset`` of (sample, label) pairs to pictures, arrays or a frame.
 
-    Pillow pictures become 'pictures' with a list of (picture, class name). The data set's
-    ``classes`` name the classes. Other samples become 'arrays' with (samples, labels), or 'tables'
-    with a frame.
+    The first sample decides. If it is a Pillow picture, the result is 'pictures' with a list of
+    (picture, class name). The class names come from the attribute ``classes`` of the data set, if
+    it has one. Otherwise the result is 'arrays' with (samples, labels), or 'tables' with a frame.
+
+    Raises:
+        SettingError: the data set is empty, an item is not a pair, or the samples differ in shape.
+        DataError: a label is missing.
     """
     samples, labels = [], []
     for place in range(len(data)):
@@ -245,8 +305,11 @@ def _convert_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
 def _class_names(site: str, labels: Iterable[Any], names: Any) -> list[str]:
     """Return the class name of each label, in order.
 
-    A string is itself the name. A number is looked up in ``names``, which has the class names by
-    number. If ``names`` is None, the name is the number. A label without a name is refused.
+    A label that is a string is itself the name. A number is looked up in ``names``, which has the
+    name of each class by its number. If ``names`` is None, the number as a string is the name.
+
+    Raises:
+        DataError: a label is missing, has several values, or is a number without a name.
     """
     called = []
     for place, label in enumerate(labels):
@@ -263,8 +326,10 @@ def _class_names(site: str, labels: Iterable[Any], names: Any) -> list[str]:
 def _class_name(label: Any, names: Any) -> str | None:
     """Return the class name of a label, without spaces around it.
 
-    A string is itself the name. A number is looked up in ``names``, which has the class names by
-    number. If ``names`` is None, the name is the number. None means no single class.
+    A string is itself the name. A number is looked up in ``names``, which has the name of each
+    class by its number. If ``names`` is None, the number as a string is the name. The result is
+    None if the label is None or NaN, has several values, or is a number that ``names`` lacks, such
+    as -1.
     """
     try:
         # item() accepts a tensor or array of one number, and fails for a label of several classes
@@ -284,8 +349,22 @@ def _class_name(label: Any, names: Any) -> str | None:
 def _convert_pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
     """Convert a silo's samples and labels to a data frame (tables) or to two arrays (images).
 
-    Rows ``x`` are (n, features), and images (n, [channels,] height, width). ``y`` has n labels,
-    which the frame gets as the column ``label``. Features of an array are named x0, x1 and so on.
+    Args:
+        site: the silo's name, for errors.
+        x: rows (n, features), as a data frame or an array, or images (n, height, width) or (n,
+            channels, height, width). A tuple of n rows or images is stacked first.
+        y: the labels, (n,) or (n, 1).
+        label: the name of the label column in the data frame.
+
+    Returns:
+        For rows, 'tables' and a data frame with a column for each feature and the column ``label``.
+        The features of an array are named x0, x1, and so on. For images, 'arrays' and the pair of
+        images and labels. If the labels have the dtype object, they become strings.
+
+    Raises:
+        SettingError: the samples are neither rows nor images or differ in shape, or the numbers of
+            samples and labels differ.
+        DataError: a label of an image is missing. The labels of rows are not checked here.
     """
     import pandas as pd
 
@@ -320,8 +399,13 @@ def _convert_pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
 def _convert_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
     """Convert a ``Dataset`` of Hugging Face to pictures or to a frame.
 
-    If there are columns of images, the result is 'pictures', with pairs of the first such column
-    and the class name. Otherwise it is 'tables' with a frame of all columns.
+    If the data set has columns of images, the result is 'pictures' with a list of (picture, class
+    name). Only the first such column and the labels are used. Otherwise the result is 'tables' with
+    a frame of all columns. If the classes have names, the names replace the numbers in the label
+    column of the frame. A missing label is then None.
+
+    Raises:
+        DataError: the column ``label`` does not exist, or a picture has no label.
     """
     features = data.features
     if label not in features:

@@ -36,15 +36,28 @@ def plan(
 ) -> Iterator[str]:
     """Compute the noise that an experiment needs for a budget.
 
-    A site spends epsilon on each optimiser step, each release of metrics, and one release of its
-    sample counts.
+    A site spends epsilon on three things: each optimiser step, each release of metrics, and one
+    release of its sample counts. Metrics are released in rounds with evaluation, and once at the
+    end. The smallest site needs the most noise. Its lines come last, and have settings that suit
+    all sites. Nothing is trained.
+
+    Args:
+        experiment: the name of an experiment, or of a method for its default settings.
+        samples: the number of training samples of each site to plan for.
+        epsilon: the budgets per patient.
+        delta: the delta of the budgets, above 0 and below 1.
+        counts_noise: the hospital's noise for its sample counts. With 0, the noise is chosen so
+            that the counts cost a quarter of the budget.
+        sources: changes to the experiment's settings.
 
     Yields:
-        For each number of samples, a line on the steps, then the settings for each budget. The
-        smallest number comes last, and its settings suit all sites.
+        For each different number of samples, the largest first: a line with the numbers of steps
+        and releases, then a line for each budget. This line has the settings that meet the budget,
+        with the noise multiplier rounded up to two decimals.
 
     Raises:
-        SettingError: the experiment is unknown, or a number is impossible.
+        SettingError: the experiment is unknown, ``samples`` or ``epsilon`` is empty, or a number is
+            out of range.
     """
     from fedsilo.engines.planning import planned_settings
 
@@ -69,10 +82,19 @@ def _plan_site(
     delta: float,
     counts_noise: float,
 ) -> Iterator[str]:
-    """Yield the lines of ``plan`` for a site with ``count`` training samples.
+    """Yield the lines of ``plan`` for one site.
 
-    The first line has the numbers of optimiser steps and releases of metrics. Each budget, an
-    epsilon, then has a line with settings that meet it. Their noise multiplier is rounded up.
+    The first line has the number of optimiser steps, the share of the site's samples that a step
+    uses, and the number of releases of metrics. Then each budget has a line with the settings that
+    meet it. The noise multiplier is the smallest one that meets the budget, rounded up to 0.01.
+
+    Args:
+        common: the settings of the experiment.
+        count: the number of training samples of the site.
+        budgets: the epsilons to plan for.
+        delta: the delta of all budgets.
+        counts_noise: the noise of the site's sample counts. 0 for a noise that costs a quarter of
+            the budget.
     """
     from fedsilo.models.privacy.accountant import counts_noise_for, noise_for
 

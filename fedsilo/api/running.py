@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 def new(project: Annotated[AnyPath, "the folder to create"]) -> Iterator[str]:
     """Make a folder for the user's own experiments.
 
-    The folder gets a simulation file, an example of a network, and a README with commands. It may
-    exist already if it is empty.
+    The new folder gets a simulation file, an example of a network, and a README with commands that
+    run unchanged. The folder may already exist if it is empty.
 
     Yields:
-        The path of each file in the folder, then the command to run next.
+        The path of each file in the new folder. The last line is the command to run next.
 
     Raises:
         RunDirectoryError: the folder has files in it, or is a file.
@@ -82,15 +82,31 @@ def simulate(
 ) -> FinishedRun:
     """Run an experiment, or a method with its default settings, on simulated sites.
 
-    ``silos`` has the caller's own data: site -> a frame, a pair (X, y) or a ``Dataset``. None uses
-    the experiment's data. ``label`` is their column of labels. ``missing`` is 'drop' or 'impute',
-    for missing values. ``network`` is a name or a function.
+    Args:
+        experiment: the name of an experiment in the simulation file, or of a method.
+        silos: the caller's own data: site -> a ``DataFrame``, a pair (X, y), or a ``Dataset`` of
+            PyTorch or of Hugging Face. Data without sites are divided by 'split.partition'. None
+            for the experiment's data.
+        label: the column with the labels in frames and in data sets of Hugging Face.
+        missing: 'drop' rows with missing values from a frame, or 'impute' the values.
+        network: the setting 'network.name', or a function or class of a module that builds a
+            network.
+        engine: where the sites run. 'inline' is this process, 'processes' are several processes,
+            'ray' is a Ray cluster, and 'auto' chooses.
+        ray_address: the address of a running Ray cluster.
+        supernodes: number of simulated sites. None for the experiment's number or, without one, for
+            all silos.
+        seed: the seed. None for the experiment's.
+        name: name of the run directory. If it exists, a number is appended.
+        track: the name of an experiment tracker that also gets the metrics.
+        no_pictures: do not draw pictures at the end.
+        sources: the files and changes that give the experiment's settings.
 
     Returns:
-        The finished run.
+        The finished run, opened for reading.
 
     Raises:
-        FedsiloError: an argument cannot be used, or the run failed.
+        FedsiloError: the experiment, a setting or the data cannot be used, or the run failed.
     """
     from fedsilo.engines.planning import plan_run, start
     from fedsilo.server_app.records.run_directory import free_name
@@ -158,8 +174,10 @@ def plan_simulation(
 def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
     """Open a run that has just ended, draw its pictures, and compare it with a published paper.
 
-    If a paper reports the method on these data, the metrics of both are printed. If the paper had
-    other settings, the differences are printed instead.
+    If a paper reports the run's method on its data, the metrics of the run and of the paper are
+    printed. If the paper's experiment had other settings, a line with these differences is printed
+    instead. If there is no such paper, nothing is printed. If ``draw`` is False, no pictures are
+    drawn.
     """
     from fedsilo.datasets.registry import shown_of
     from fedsilo.pictures.learning_curves import draw_pictures
@@ -177,8 +195,13 @@ def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
 def _network_name(network: object) -> str:
     """Convert the argument ``network`` of ``simulate`` to the value of 'network.name'.
 
-    A string is returned unchanged. A function or a class becomes 'MODULE:NAME'. It is refused if
-    other processes could not import it, such as a lambda.
+    A string is returned unchanged and unchecked. A function or a class becomes 'MODULE:NAME', the
+    name by which the processes of the sites import it.
+
+    Raises:
+        SettingError: ``network`` is neither a string nor a function or class. Also raised if the
+            function is a lambda, or if it is defined in the running script or within a function.
+            Other processes cannot import it then.
     """
     if isinstance(network, str):
         return network
@@ -203,8 +226,14 @@ def _write_silos(
 ) -> dict[str, Value]:
     """Write the caller's own data as silos into the cache, so that runs can read them.
 
-    ``sources`` may set the cache folder 'data.cache-dir'. The result has the settings 'dataset' and
-    'data.dir', which read the data.
+    The cache folder is the value of 'data.cache-dir' among the ``settings`` of ``sources``, or else
+    the default one. ``silos``, ``label`` and ``missing`` are those of ``simulate``.
+
+    Returns:
+        The settings 'dataset' and 'data.dir', which make a run read these data.
+
+    Raises:
+        FedsiloError: the data are of an unknown kind, or cannot be used.
     """
     from fedsilo.api.own_silos import write_to_cache
     from fedsilo.core.files.locations import find_places
@@ -277,14 +306,16 @@ def fit(
 ) -> Regression:
     """Fit a regression to the patients of all hospitals, without collecting their rows.
 
-    Hospitals send sums over their patients. The sums give the same coefficients as the pooled rows.
-    In a Cox regression, each hospital has its own baseline hazard.
+    Hospitals send sums of gradients and Hessians over their patients. These sums determine the same
+    coefficients and standard errors as the pooled rows would. In a Cox regression, each hospital
+    has its own baseline hazard, so the result is that of a stratified pooled regression.
 
     Returns:
-        The regression. ``document`` has all numbers.
+        The regression. ``document`` has all numbers, ``coefficients`` a row per coefficient.
 
     Raises:
-        FedsiloError: the data do not determine the coefficients, or the run failed.
+        FedsiloError: a setting or the data cannot be used, or the run failed. A FitError says that
+            the data do not determine the coefficients, for example because a column is constant.
     """
     from fedsilo.engines.regressions import RegressionModel, regression_changes, run_regression
     from fedsilo.reports.regression import Regression
@@ -316,11 +347,14 @@ def watch(
     """Show the progress of a run, a folder of runs, a deployment or a hospital's node.
 
     Returns:
-        A function without arguments, which the caller calls for each update. It returns the present
-        progress as a ``View``.
+        A function without arguments, which the caller calls again for each update. It reads the
+        present progress and returns it as a ``View``, which can be shown as a line, in a terminal
+        or as a page.
 
     Raises:
-        FedsiloError: more than one place is given, or the hospital's folder cannot be used.
+        SettingError: more than one of ``folder``, ``deployment`` and ``hospital`` is given, or the
+            hospital's site file is not valid.
+        KitError: ``hospital`` is not the folder of an opened kit.
     """
     from fedsilo.reports.watch.hospital import HospitalReader
     from fedsilo.reports.watch.run_folder import look_for
@@ -351,8 +385,9 @@ def runs(
 ) -> list[ListedRun]:
     """List the runs in one or more folders, with their state and size.
 
-    Folders are searched down to two levels. The oldest run comes first. A damaged run, or a run of
-    another version of fedsilo, is listed as unreadable before all others.
+    Folders are searched down to two levels, without following links. A folder may also be a run
+    directory itself. Runs are sorted by their start, the oldest first. A damaged run, or a run of
+    another version of fedsilo, is listed as unreadable and comes before all readable runs.
 
     Raises:
         RunDirectoryError: a folder does not exist.
@@ -380,14 +415,16 @@ def pretrain(
 ) -> Path:
     """Train an experiment's ViT on public images.
 
-    The images are the public part of the experiment's data set, which no silo holds. By default,
-    the weights are written where runs of the experiment look for them.
+    The images are the public part of the experiment's data set, which no silo holds. The ViT is
+    trained to classify them. By default the weights are written to the file in which runs of the
+    experiment look for them.
 
     Returns:
         The path of the file with the weights.
 
     Raises:
-        FedsiloError: the network is not a ViT, images are missing, or the file exists.
+        FedsiloError: the experiment's network is not a ViT, there are too few public images, the
+            file already exists, or training diverged.
     """
     from fedsilo.finetuning.pretrain import backbone_file, plan_pretraining, train_backbone
 

@@ -41,8 +41,9 @@ class StandardOutput(io.TextIOWrapper):
     def _give_up(self, error: OSError) -> None:
         """Stop writing to standard output after an error, so that the command can continue.
 
-        The error is stored in ``fault``, and all later output is discarded. A line on standard
-        error says so, unless the output is a pipe that its reader has closed.
+        The error is stored in ``fault``. All later output of this process and of the processes that
+        it started is discarded. The reason is printed on standard error, unless the output is a
+        pipe that its reader has closed.
         """
         self.fault = error
         # The descriptor itself, because this process's buffers and its children write there too

@@ -34,11 +34,19 @@ def settings(
 ) -> None:
     """Print the list of settings, as text or as JSON.
 
-    As text, ``lines`` are printed. As JSON, ``lines`` are ignored, and ``word`` selects the
-    settings again. Each is a record with the keys ``group``, ``key``, ``default`` and ``help``.
+    As text, ``lines`` are printed. As JSON, each setting is a record with the keys ``group``,
+    ``key``, ``default`` and ``help``. These are collected here, because ``lines`` are only text.
+
+    Args:
+        lines: the lines of the list. They are ignored for JSON.
+        word: for JSON, the name of a group, or a text to find in the keys and help of settings.
+            Empty for all settings. ``lines`` were already selected by it.
+        pyproject: whether ``lines`` are the section of pyproject.toml, which has no JSON form.
+        as_json: whether to print JSON.
 
     Raises:
-        SettingError: no setting has the word, or ``pyproject`` is set for JSON.
+        SettingError: ``pyproject`` and ``as_json`` are both set. Also raised for JSON if no setting
+            has the word.
     """
     if not as_json:
         print_result(lines)
@@ -67,11 +75,15 @@ def experiments(
 ) -> None:
     """Print the list of experiments, as text or as JSON.
 
-    As text, ``lines`` are printed. As JSON, ``lines`` are ignored, and the list is read again from
-    ``file``, as selected by ``method`` and ``here``. Each experiment is a record.
+    As text, ``lines`` are printed. For JSON, ``lines`` are ignored, and the list is read again from
+    the simulation file ``file``. It then has the experiments with ``method``, or with data on this
+    machine if ``here`` is set. The keys of a record are ``experiment``, ``method``, ``about``,
+    ``data``, ``silos``, ``rounds`` and ``cost``. If the experiment cannot run, ``fault`` replaces
+    the last four.
 
     Raises:
-        SettingError: JSON is wanted together with ``experiment`` or ``check``.
+        SettingError: ``as_json`` is set together with ``experiment`` or ``check``, whose results
+            have no JSON form.
     """
     if not as_json:
         print_result(lines)

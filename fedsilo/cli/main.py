@@ -40,14 +40,15 @@ _SILENT = ("", "()", "None", "False")  # defaults that would not tell the user a
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return the exit code.
 
-    Without arguments it prints the help. An error is printed as one line on standard error.
+    Without arguments it prints the help. An error is printed as one line on standard error. If the
+    output is a pipe that its reader has closed, nothing is printed.
 
     Returns:
-        0 for success, 1 for an error, 130 if the user interrupted the command.
+        0 for success, 1 for an error or a closed pipe, 130 if the user interrupted the command.
 
     Raises:
-        SystemExit: with code 2 if the arguments cannot be used, 0 after help, or a command's own
-            code.
+        SystemExit: with code 2 if the arguments cannot be used, and with code 0 after printing
+            help. A command may end with another code, such as 3 for a failed check.
     """
     if arguments is None:
         arguments = sys.argv[1:]
@@ -77,13 +78,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse_removed(words: Sequence[str]) -> None:
-    """Refuse a command line with a command or option that was removed from fedsilo.
+    """Check that the command line has no command, option or argument that was removed from fedsilo.
 
-    The first of ``words`` is the command.
+    ``words`` are the words of the command line, and the first one is the command.
 
     Raises:
-        SettingError: the command or one of its options was removed. The message names a
-            replacement.
+        SettingError: the command was removed, or one of its options or arguments was. The message
+            says how to replace it.
     """
     # Before click parses the words, because it would suggest a name of similar letters in place of
     # the replacement
@@ -98,12 +99,17 @@ def _refuse_removed(words: Sequence[str]) -> None:
 
 
 def _invoke(words: list[str]) -> int:
-    """Run one command of the command line, and return 0.
+    """Run one command of the command line.
 
-    If a shell asks for completions, they are printed instead, and the process ends.
+    If a shell asks for completions, they are printed, and the process ends. Interrupts, closed
+    pipes and errors of the command are passed on to the caller, which prints messages for them.
+
+    Returns:
+        Always 0. A command with another exit code raises SystemExit.
 
     Raises:
-        SystemExit: the command ended with an exit code, or click rejected the arguments.
+        SystemExit: the command ended with an exit code, or click rejected the arguments. Click's
+            message is then already printed.
     """
     # At an interrupt, click's own ``main`` would print only "Aborted!"; the line of our caller says
     # how to go on. Errors in the arguments are still shown by click, with the usage
@@ -126,8 +132,8 @@ def _invoke(words: list[str]) -> int:
 def _parser_of(_: tuple[tuple[Callable[..., Any], ...], ...]) -> click.Command:
     """Build the parser of the command line, or return the one that was built before.
 
-    The argument has the functions of all commands. The cached parser is returned as long as they
-    are the same.
+    The argument is the key of the cache, and has the functions of all commands. As long as these
+    functions are the same, the same parser is returned. Building it takes a tenth of a second.
     """
     return typer.main.get_command(make_app())
 
@@ -221,8 +227,12 @@ class _ClickCommand(typer.core.TyperCommand):
 def _make_command(texts: Mapping[str, str], **words: Any) -> _ClickCommand:
     """Build a typer command, and set the help texts of its arguments and options.
 
-    ``texts`` maps their names to help. A parameter without an entry keeps its help. ``words`` are
-    the keyword arguments for the command class.
+    Typer 0.20 gives options their help but not arguments, so all help texts are set here.
+
+    Args:
+        texts: name of an argument or option -> its help. A parameter without an entry keeps the
+            help that it has.
+        words: the keyword arguments for the command class.
     """
     made = _ClickCommand(**words)
     for parameter in made.params:
@@ -288,10 +298,24 @@ def _add_commands(app: typer.Typer) -> None:
 
 
 def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> None:
-    """Add a command to an app, which calls a function and shows its result.
+    """Add a command to an app. The command calls its function and shows the result.
 
-    Its options are those of this function and of the one that shows the result, then ``--quiet``. A
-    command with a plan also gets ``--dry-run``. ``panel`` is its heading in the help.
+    The options of the command are, in this order:
+
+    - those of its function
+    - those of the function that shows the result, as far as they are new
+    - ``--quiet``
+    - ``--dry-run``, if ``command.plan`` is set
+
+    ``--dry-run`` only prints the result of ``command.plan``. ``--quiet`` and ``--json`` discard all
+    that the function itself prints. If the result then has a path, such as that of a run, only this
+    path is printed.
+
+    Args:
+        app: the app, or the group of a command of two words.
+        name: the name of the command, such as 'deploy up'.
+        command: the function, the plan, and the example that the help ends with.
+        panel: the heading under which the help lists the command.
     """
     function = command.load()
     show = _shown_by(name)
@@ -347,10 +371,13 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
 def _check_output_files(files: Mapping[str, Any]) -> None:
     """Check before a long command that its options for output files can be used.
 
-    ``files`` maps options to values. Values other than paths are ignored.
+    Args:
+        files: name of an option for a file -> its value. Values that are not a ``Path`` are
+            ignored.
 
     Raises:
-        SettingError: a file is a folder, or a picture has a wrong ending.
+        SettingError: a file is an existing folder, or the file of the option ``picture`` does not
+            end with .png, .svg or .pdf.
     """
     for name, path in files.items():
         if isinstance(path, Path) and path.is_dir():
@@ -365,8 +392,17 @@ def _choose(given: Mapping[str, Any], parameters: Mapping[str, object]) -> dict[
 def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Parameter:
     """Convert a function's parameter to an argument or an option of the command line.
 
-    It becomes an option if it is keyword-only or ``option`` has a name, else an argument. A default
-    in ``option`` replaces the parameter's. The name ``dry_run`` becomes ``--dry-run``.
+    A keyword-only parameter becomes an option, and any other parameter an argument. A parameter
+    whose ``option`` has a name always becomes an option with this name. Otherwise an option is
+    named by its parameter, with hyphens in place of underscores, such as ``--dry-run``.
+
+    Args:
+        parameter: the parameter of the function.
+        option: the help of the parameter. If it has a default, this replaces the parameter's
+            default. If it is marked as required, there is no default.
+
+    Returns:
+        A keyword-only parameter, whose annotation tells typer about the argument or the option.
     """
     name = parameter.name
     default = parameter.default
@@ -404,8 +440,9 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
 def _command_type(hint: Any) -> Any:
     """Convert the type of a parameter to a type that the command line can parse.
 
-    A mapping or a sequence becomes a list. A union becomes its member ``Path``, else ``str``, else
-    its first member. It may still be None.
+    A mapping becomes a list of strings ``key=value``, and a sequence becomes a list. Neither may
+    then be None, but all other types may be None as before. A union becomes ``Path`` if ``Path`` is
+    a member, else ``str`` if ``str`` is a member, else its first member.
     """
     members = [member for member in members_of(hint) if member is not type(None)]
     # Settings are a mapping or texts; a command line has only texts. A sequence comes

@@ -43,11 +43,13 @@ def predict(
 ) -> None:
     """Print a summary of the predictions and the paths of the written files, or only JSON.
 
-    ``out`` and ``html`` are files that the prediction has written. JSON has a record for each
-    input.
+    Nothing is written here: ``out`` and ``html`` are files that the prediction has written. For
+    masks, the summary names their folder, so ``out`` is not printed again. JSON has a record for
+    each input, with the columns of the CSV file.
 
     Raises:
-        typer.Exit: an input could not be read. The exit code is 3. Everything is printed first.
+        typer.Exit: an input could not be read, so it has no prediction or mask. The exit code is 3.
+            Everything is printed first.
     """
     if as_json:
         print_json(result.frame().to_dict("records"))
@@ -83,12 +85,13 @@ def monitor(
 ) -> None:
     """Print the checks on new cases, as text or as JSON, and write a page about them.
 
-    The page is written only if ``out`` names its HTML file. With ``overwrite``, it may replace a
-    file.
+    The page is an HTML file, and is written only if ``out`` is given. An existing file is replaced
+    only with ``overwrite``. The path of the page is printed too, unless ``as_json`` is set.
 
     Raises:
-        FedsiloError: the file ``out`` exists.
-        typer.Exit: a check is beyond its limit. The exit code is 3, after all output.
+        FedsiloError: the file ``out`` exists, and ``overwrite`` is False.
+        typer.Exit: a check is beyond its limit. The exit code is 3. Everything is printed and
+            written first.
     """
     from fedsilo.inference.monitor.monitor import ALARM
     from fedsilo.pages.page import write_page

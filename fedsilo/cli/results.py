@@ -62,11 +62,13 @@ def watch(
 ) -> None:
     """Show the progress of runs: print one line, serve web pages, or redraw the terminal.
 
-    ``look`` returns the present progress. ``once`` prints one line. ``port`` serves pages until
-    Ctrl-C. Otherwise the terminal is redrawn until Ctrl-C, or until the end of a single run.
+    With ``once``, a line with the present progress is printed. With ``port``, pages are served
+    until Ctrl-C. Otherwise the terminal is redrawn until Ctrl-C. If a single run is shown, the
+    display also stops at the end of the run. Ctrl-C stops only the display.
 
     Raises:
-        SettingError: ``once`` and ``port`` are given, or ``address`` without ``port``.
+        SettingError: both ``once`` and ``port`` are given, or ``address`` without ``port``.
+        FedsiloError: the progress cannot be read.
     """
     if once and port is not None:
         raise SettingError(
@@ -121,11 +123,13 @@ def fit(
 ) -> None:
     """Print a regression as text or as JSON, and write the files that are named.
 
-    ``csv`` and ``latex`` get the coefficients, and ``picture`` a forest plot of the hospitals. None
-    writes no file.
+    ``csv`` and ``latex`` name files for the coefficients, and ``picture`` one for a forest plot of
+    the hospitals. None writes no file. If a picture is drawn, its path is printed unless
+    ``as_json`` is set.
 
     Raises:
-        SettingError: a picture is wanted, but the fit has no separate regression for each hospital.
+        SettingError: the forest plot cannot be drawn, because the fit has no separate regression
+            for each hospital.
     """
     if as_json:
         print_json(result.document)
@@ -167,8 +171,10 @@ def compare(
 ) -> None:
     """Print a comparison as text or as JSON, and write it to files.
 
-    With ``median``, the text shows median and range over seeds in place of mean and deviation.
-    ``csv``, ``markdown``, ``latex`` and ``picture`` name the files. None writes no file.
+    The text has the results, the budgets, the tests, and remarks on the results. With ``median``,
+    it shows median and range over seeds in place of mean and deviation. ``csv``, ``markdown``,
+    ``latex`` and ``picture`` name the files. None writes no file. If a picture is drawn, its path
+    is printed unless ``as_json`` is set.
     """
     if as_json:
         print_json(result.document())
@@ -262,7 +268,8 @@ def deploy_status(
     """Print the members of a deployment as a table, then the progress of its newest run as a line.
 
     The table has each member's process, when the server last saw it, and its log file. A missing
-    value is "-". JSON has only the members.
+    value is "-". If nothing has run yet, the line is left out. With ``as_json``, only a JSON list
+    of the members is printed.
     """
     if as_json:
         line(json.dumps([asdict(member) for member in members], indent=2, default=str))
@@ -285,8 +292,10 @@ def deploy_status(
 def _print_findings(target: str) -> Callable[..., None]:
     """Make the function that shows the results of ``fedsilo doctor <target>``.
 
-    The function prints each finding when its check ends, then a summary. JSON is printed at the
-    end. The exit code is 1 if a check failed, or 3 if none passed.
+    The function takes the findings of the checks. It prints each finding as soon as its check ends,
+    then a summary such as "3 passed, 0 failed, 1 skipped". With ``as_json`` it prints a single JSON
+    document at the end instead. It raises ``typer.Exit`` with code 1 if a check failed, or with
+    code 3 if none failed and none passed.
     """
 
     def show(findings: Iterable[Finding], *, as_json: AsJson = False) -> None:
@@ -326,11 +335,13 @@ def audit(
 ) -> None:
     """Print the audit of a hospital's log, as text or as JSON.
 
-    The text lists the messages that left the hospital, and the places at which the log was changed.
-    ``csv`` names a file that also gets the messages.
+    The text lists the messages that left the hospital, as far as the user selected them. It also
+    says whether the check values that link the lines of the log are intact. If ``csv`` is given,
+    the messages are also written to that file. Its path is printed unless ``as_json`` is set.
 
     Raises:
-        typer.Exit: the log was changed. The exit code is 1. Everything is printed first.
+        typer.Exit: lines of the log were altered, removed or inserted. The exit code is 1.
+            Everything is printed and written first.
     """
     if as_json:
         print_json(found.document())

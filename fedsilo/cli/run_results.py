@@ -26,7 +26,9 @@ def runs(
 ) -> None:
     """Print a table of runs, or JSON, and delete the runs if ``delete`` is set.
 
-    The user is asked before the first run is deleted, unless ``yes`` is set.
+    If there are no runs, a line says so. Below the table, each run with a note gets a line. Before
+    the first run is deleted, the user is asked, unless ``yes`` is set. A line is printed for each
+    deleted run, unless ``as_json`` is set.
 
     Raises:
         SettingError: the user cannot be asked, because standard input is not a terminal.
@@ -48,10 +50,14 @@ def runs(
 def _delete_runs(found: list[ListedRun], yes: bool, quietly: bool) -> None:
     """Delete runs after the user has agreed. If the user refuses, nothing is deleted.
 
-    With ``yes``, the user is not asked. With ``quietly``, no line is printed for each run.
+    Args:
+        found: the runs to delete, in this order.
+        yes: whether to delete without asking the user.
+        quietly: whether to leave out the line for each deleted run.
 
     Raises:
-        SettingError: standard input is not a terminal, so nobody can be asked.
+        SettingError: the user cannot be asked, because standard input is not a terminal.
+        RunDirectoryError: a run cannot be deleted. The runs before it have been deleted.
     """
     size = bytes_text(sum(run.bytes for run in found))
     what = f"{format_count(len(found), 'run')} ({size})"

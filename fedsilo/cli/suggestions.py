@@ -16,9 +16,16 @@ _LONGEST = 60  # characters of a user's word in a suggestion
 def suggest(error: click.ClickException, words: Sequence[str]) -> str:
     """Suggest words to replace an unknown option or command.
 
-    An option with the name of a setting gets ``--set KEY=VALUE``. A command with nearly the name of
-    a method gets ``fedsilo simulate METHOD``. For any other error, the text is empty. ``words`` are
-    those of the command line.
+    If an unknown option has the name of a setting, the suggestion is ``--set``, as in ``--set
+    rounds=3``. If an unknown command is nearly the name of a method, the suggestion is ``fedsilo
+    simulate`` with this method.
+
+    Args:
+        error: click's error about the command line.
+        words: the words of the command line.
+
+    Returns:
+        The suggested words. The text is empty if there are none, as for all other kinds of errors.
     """
     if isinstance(error, click.NoSuchOption):
         return _suggest_setting(error, words)
@@ -35,8 +42,9 @@ def suggest(error: click.ClickException, words: Sequence[str]) -> str:
 def _suggest_setting(error: click.NoSuchOption, words: Sequence[str]) -> str:
     """Suggest ``--set KEY=VALUE`` for an option that is named like a setting.
 
-    Several suggestions are joined by "or". The text is empty if no setting fits, or if the option
-    looks like a misspelling of the command's own options.
+    If several settings fit, their suggestions are joined by "or". The result is empty if no setting
+    fits, if the command has no ``--set``, or if the option is more likely a misspelling of another
+    option of the command.
     """
     if error.ctx is None or not _has_option(error.ctx, "--set"):
         return ""
@@ -57,8 +65,19 @@ def _suggest_setting(error: click.NoSuchOption, words: Sequence[str]) -> str:
 def _find_keys(name: str, known: Collection[str]) -> list[str]:
     """List the keys of the settings that a name may stand for.
 
-    A former key gives its present key, and a full key itself. Otherwise the result has all
-    ``known`` keys that end with the name, preferably those for all methods.
+    The first of these rules that applies decides:
+
+    1. ``name`` is the former key of a renamed setting: its present key.
+    2. ``name`` is a full key: this key.
+    3. Full keys end with a dot and ``name``: these keys, sorted. If some belong to settings for all
+       methods, the keys of settings for a single method are left out.
+
+    Args:
+        name: the name, without hyphens before it.
+        known: the full keys of all settings.
+
+    Returns:
+        The keys. The list is empty if no rule applies.
     """
     key = RENAMED.get(name, name)
     if key in known:
@@ -69,10 +88,11 @@ def _find_keys(name: str, known: Collection[str]) -> list[str]:
 
 
 def _value_of(option: str, words: Sequence[str]) -> str:
-    """Return the value that was typed for an option, cut to 60 characters.
+    """Return the value that was typed for an option.
 
-    It is the part after "=", or the next word if that does not begin with "-". Without a value, the
-    result is "VALUE".
+    The value is the part after "=", or the next word if that does not begin with "-". It is cut to
+    60 characters. If the option occurs several times, the first value counts. If there is no value,
+    the result is "VALUE".
     """
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")

@@ -80,9 +80,12 @@ class Budget:
     def with_costs(self, runs: Sequence[FinishedRun]) -> Budget:
         """Return a copy of the budget with the costs of the experiment's finished runs.
 
-        Costs are the optimiser steps, samples and bytes of all sites, and the seconds of a run. The
-        copy has their means over ``runs``, and the finished rounds of each run. At least one run is
-        needed.
+        For each run, the optimiser steps, samples and bytes of all sites are summed, and the
+        duration in seconds is taken. The copy has the mean of each of these costs over the runs.
+        Its ``rounds`` is the list of the runs' numbers of finished rounds.
+
+        Args:
+            runs: the finished runs, one per seed, and at least one.
         """
         rounds: list[int] = []
         # A row of costs per run, in the order of the fields below
@@ -108,9 +111,15 @@ class Budget:
     def differences(self, other: Budget) -> Iterator[str]:
         """Yield a phrase for each difference from another budget, such as "rounds 5, not 10".
 
-        The settings come first, then the points that tuning tried, then the finished rounds if a
-        run ended early. Measured steps and samples may differ by 10 %. If both budgets have
-        measured steps, the settings of training are skipped.
+        The parts of a budget are compared in this order:
+
+        - Settings that both budgets have. Settings of training, such as the batch size, are skipped
+          if both budgets have measured optimiser steps.
+        - The numbers of points that tuning tried.
+        - The numbers of rounds that the runs finished, if any run of the two budgets ended early.
+          The order of the runs does not matter.
+        - Measured optimiser steps and samples, if both budgets have measured steps. They differ if
+          they are more than 10 % above or below the other budget's.
         """
         # Measured steps are more exact than the settings of training, which are then ignored
         known = bool(self.steps and other.steps)
@@ -199,9 +208,10 @@ class Budgets:
         return found
 
     def with_costs(self, runs: Mapping[str, Sequence[FinishedRun]]) -> Budgets:
-        """Return a copy in which each budget has the mean costs of its experiment's runs.
+        """Return a copy in which each budget has the mean costs of its experiment's finished runs.
 
-        Costs are steps, samples, bytes and seconds. Each experiment needs a finished run.
+        Args:
+            runs: the name of each experiment -> its finished runs, one per seed.
         """
         budgets = {}
         for name, budget in self.of.items():
@@ -209,9 +219,12 @@ class Budgets:
         return Budgets(budgets)
 
     def with_rounds(self, rounds: Mapping[str, Sequence[int]]) -> Budgets:
-        """Return a copy in which each budget has the numbers of finished rounds of its runs.
+        """Return a copy in which each budget has the finished rounds of its experiment's runs.
 
-        ``rounds`` must have every experiment, with a number for each run.
+        Everything else in the budgets stays as it is.
+
+        Args:
+            rounds: the name of each experiment -> the number of finished rounds of each run.
         """
         budgets = {}
         for name, budget in self.of.items():
@@ -276,9 +289,11 @@ class Budgets:
     def frame(self) -> pd.DataFrame:
         """Return the budgets as a data frame: a row per experiment, with unrounded numbers.
 
-        ``rounds`` is the mean of the finished rounds over seeds, and ``wanted`` the rounds in the
-        settings. ``differs`` has the differences from the first experiment on the same data. Every
-        experiment needs a finished run.
+        The columns are ``experiment``, ``dataset``, ``trials``, ``rounds``, ``steps``, ``samples``,
+        ``down``, ``up``, ``seconds``, ``wanted`` and ``differs``. ``rounds`` is the mean of the
+        finished rounds over seeds, and ``wanted`` the rounds in the settings. ``differs`` has the
+        differences from the first experiment on the same data set, or is empty. Every experiment
+        must have a finished run.
         """
         unlike = self.unlike()
         records = []
@@ -310,9 +325,17 @@ class Budgets:
 def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
     """Build an experiment's budget from its settings, before any run.
 
-    A budget has the rounds, the settings of training, the network and its initial weights. Settings
-    without effect are left out, such as local epochs beside local steps. ``trials`` is the number
-    of points that tuning tried, or 0.
+    A budget is the resources that an experiment gets: the rounds, the settings of training, the
+    network and its initial weights. A setting that has no effect is left out:
+
+    - 'train.local-epochs', if 'train.local-steps' or 'train.epoch-steps' is set
+    - 'train.local-steps', if 'train.epoch-steps' is set
+    - 'train.pace', if 'train.epoch-steps' is not set
+
+    Args:
+        settings: the settings of the experiment.
+        trials: the number of points that were tried to choose the settings. 0 if they were not
+            tuned.
     """
     common = settings.common
     # Epoch steps replace the local steps, which replace the local epochs
@@ -334,8 +357,13 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
 def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Budgets:
     """Build the budgets of experiments from their settings, before any run.
 
-    Each budget also has the number of points that tuning tried. It comes from the simulation file
-    in ``sources``, or else from the results of 'fedsilo tune'.
+    Each budget also has the number of points (choices of values) that tuning tried for the
+    settings. This number comes from the simulation file. If the file lacks it or says 0, it comes
+    from the results of 'fedsilo tune' in the folder of runs.
+
+    Args:
+        plans: the name of each experiment -> its settings.
+        sources: where the command's settings come from. They include the simulation file.
 
     Raises:
         SettingError: the simulation file cannot be used.
@@ -350,8 +378,9 @@ def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Bu
 def tuned_over(settings: RunSettings, experiment: str) -> int:
     """Return the number of points that 'fedsilo tune' tried in order to choose these settings.
 
-    A point is a choice of values. The result is 0 if ``settings`` no longer have every chosen
-    value, or if the folder of runs has no readable search.
+    A point is a choice of values. The number is read from ``tune-<experiment>/chosen.json`` in the
+    folder of runs, which ``settings`` name. It counts only if ``settings`` still have every value
+    that the search chose. If they do not, or if the file is missing or damaged, the result is 0.
     """
     path = runs_folder(settings.common.out) / f"tune-{experiment}" / "chosen.json"
     if file_fault(path):  # reading a pipe would never end
@@ -371,8 +400,12 @@ def tuned_over(settings: RunSettings, experiment: str) -> int:
 def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
     """Check that all methods keep the optimiser's state over rounds, or that all restart it.
 
-    Each experiment is compared with the first one. Experiments with the first one's method may
-    differ from it.
+    The state is kept if 'train.epoch-steps' is above 0 or 'train.optimiser-state' is "run". Each
+    experiment is compared with the first one. Experiments with the first one's method may differ
+    from it, because the user may want to compare the two ways.
+
+    Args:
+        experiments: experiment -> its settings.
 
     Raises:
         SettingError: an experiment with another method keeps the state and the first one restarts

@@ -85,13 +85,20 @@ def plan_folds(
     """Plan the runs of a cross-validation of several experiments.
 
     In each repetition, the rows are shuffled anew and cut into folds. Each fold is the test set of
-    one run.
+    one run. An experiment therefore has ``folds`` times ``repeats`` runs. Nothing is run here.
+
+    Args:
+        plans: the name of each experiment -> its settings.
+        folds: the number of folds.
+        repeats: the number of repetitions.
 
     Returns:
-        Experiment -> its runs, in the same order for all experiments.
+        Experiment -> its planned runs (trials). All experiments have the same order of repetitions
+        and folds.
 
     Raises:
-        SettingError: a data set has its own split, or the experiments use different data.
+        SettingError: a data set comes with its own split, so it cannot be cut into folds. Also
+            raised if the experiments use different data.
     """
     trials = {}
     for name, settings in plans.items():
@@ -105,12 +112,20 @@ def run_folds(
 ) -> Mapping[str, Summaries]:
     """Run the planned runs (trials) of all experiments, and return their summaries.
 
-    A summary has a run's metrics, and is kept as a file below ``out``. A trial with such a file is
-    not run again. ``jobs`` is the number of runs at once, 0 for one per core, or Slurm's
-    parameters.
+    A summary has the metrics of a finished run, and is kept as a file. A trial that has such a file
+    from an earlier call is not run again.
+
+    Args:
+        trials: experiment -> its trials.
+        out: the folder of runs. Summaries are written to its folder ``crossvalidation``.
+        jobs: the number of runs at once, or 0 for one per core. For runs on a cluster, the
+            parameters of Slurm.
+
+    Returns:
+        Experiment -> the summaries of its runs, in the order of its trials.
 
     Raises:
-        RunFailedError: a run failed.
+        RunFailedError: a run failed. The summaries of the runs before it are kept.
     """
     found = run_groups(list(trials.values()), out / "crossvalidation", jobs)
     return dict(zip(trials, found, strict=True))
@@ -121,9 +136,14 @@ def compare_folds(
 ) -> CrossValidation:
     """Compute intervals of all metrics, and of the differences from the first experiment.
 
-    The k-th summaries of all experiments must have the same split. The metrics are ``headline``,
-    and the pooled balanced accuracy if every run has it. Fewer folds give wider intervals, because
-    runs share training rows.
+    Args:
+        summaries: experiment -> the summaries of its runs. The k-th runs of all experiments must
+            have the same split of the data.
+        headline: the metrics to compare. "pooled-balanced-accuracy", the balanced accuracy over the
+            samples of all sites, is added only if every run has it.
+        folds: the number of folds. The fewer there are, the more the intervals are widened, because
+            runs share training rows.
+        budgets: the budget of each experiment.
     """
     metrics = list(headline)
     # Only if no run lacks it, because its column has a value for every run
@@ -151,10 +171,19 @@ def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
 
 
 def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
-    """Plan the runs of an experiment's cross-validation, with one fold as the test set of each.
+    """Plan the runs of an experiment's cross-validation.
 
-    The runs are sorted by repetition, then by fold. The repetition's number is the seed of its runs
-    and of its folds. Data with a fixed split are refused.
+    In each run, one fold is the test set. All folds of the first repetition come first, then those
+    of the second, and so on. The number of a repetition, from 0, is the seed of its runs and
+    decides how rows are shuffled into folds.
+
+    Args:
+        settings: the settings of the experiment.
+        folds: the number of folds.
+        repeats: the number of repetitions.
+
+    Raises:
+        SettingError: the data set has a fixed split, so it cannot be cut into folds.
     """
     base, data = settings.as_mapping(), data_fingerprint(settings.common)
     if "split.test-folds" not in data_set(str(base["dataset"])).settings:
@@ -182,9 +211,19 @@ def metric_intervals(
 ) -> pd.DataFrame:
     """Compute the interval of each experiment's metrics, for each site and for the mean over sites.
 
-    The intervals are 95 % corrected resampled t intervals over the runs, within the metric's range.
-    A site's interval leaves out runs without the metric. The mean leaves out sites that lack it in
-    some run.
+    The intervals are 95 % corrected resampled t intervals over the runs, clipped to the range of
+    the metric. A metric may be undefined at a site in some runs, such as AUC with one class. Then
+    the site's interval is over its other runs, and the mean over sites leaves the site out. The
+    metric "pooled-balanced-accuracy" has a single interval.
+
+    Args:
+        summaries: experiment -> the summaries of its runs.
+        metrics: the names of the metrics.
+        folds: the number of folds. The fewer there are, the wider are the corrected intervals.
+
+    Returns:
+        A table with the columns ``experiment``, ``compared_with`` (always empty), ``group``,
+        ``metric``, ``mean``, ``low``, ``high``, ``p`` and ``runs``.
     """
     records = []
     for name, metric in product(summaries, metrics):
@@ -207,8 +246,19 @@ def difference_intervals(
 ) -> pd.DataFrame:
     """Compute the intervals of the first experiment's metrics minus each other experiment's.
 
-    Values are subtracted run by run. The 95 % corrected resampled t intervals have the p value for
-    no difference. The mean over sites covers only sites with the metric in every run.
+    Values are subtracted run by run, because the k-th runs of all experiments have the same split.
+    Each 95 % corrected resampled t interval has the p value for a true difference of 0. A site's
+    interval is over the runs in which both experiments have the metric. Another interval is for the
+    mean over the sites that have the metric in every run of every experiment.
+
+    Args:
+        summaries: experiment -> the summaries of its runs.
+        metrics: the names of the metrics.
+        folds: the number of folds. The fewer there are, the wider are the corrected intervals.
+
+    Returns:
+        A table with the columns ``experiment``, ``compared_with`` (the subtracted experiment),
+        ``group``, ``metric``, ``mean``, ``low``, ``high``, ``p`` and ``runs``.
     """
     first, *others = summaries
     records = []
@@ -226,8 +276,12 @@ def difference_intervals(
 def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, CorrectedInterval]]:
     """Yield the name of each column and the interval of the column's mean over runs.
 
-    ``by_group`` has a row per run. Missing values are left out, and a column without values is
-    skipped. Fewer folds give wider intervals.
+    Missing values are left out, and a column without any value is skipped.
+
+    Args:
+        by_group: a metric's values or differences. It has a row per run and a column per site. A
+            column ``all``, if there is one, has the mean over sites.
+        folds: the number of folds. The fewer there are, the wider is the corrected interval.
     """
     for group, values in by_group.items():
         # Runs without the metric at this site do not count
@@ -267,8 +321,14 @@ def _complete_sites(summaries: Mapping[str, Summaries], metric: str) -> list[str
 def _by_group(runs: Summaries, metric: str, complete: Sequence[str]) -> pd.DataFrame:
     """Arrange one metric as a data frame: a row per run, a column per site, and the column ``all``.
 
-    ``all`` is the mean over the sites in ``complete``. The pooled metric has only this column. An
-    undefined value is NaN.
+    Sites are in alphabetical order. ``all`` is the mean over the sites in ``complete``, and NaN if
+    there are none. The metric "pooled-balanced-accuracy" has only the column ``all``, because no
+    single site has it. An undefined value is NaN.
+
+    Args:
+        runs: the summaries of an experiment's runs.
+        metric: the metric's name.
+        complete: the sites that have the metric in every run of every compared experiment.
     """
     if metric == POOLED:
         return pd.DataFrame({"all": [summary["mean"][POOLED] for summary in runs]})
@@ -290,10 +350,11 @@ def _by_group(runs: Summaries, metric: str, complete: Sequence[str]) -> pd.DataF
 
 
 def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
-    """Build the terminal table of one metric, with a column for each site and one for their mean.
+    """Build the terminal table of one metric, with a column for each site and one for the mean.
 
-    There is a row for each experiment, then one for each difference from the first experiment. A
-    cell has the mean and the 95 % interval, and for a difference the p value.
+    The mean is over sites. The table has a row for each experiment, then a row for each difference
+    between the first experiment and another one. A cell has the mean, below it the 95 % interval,
+    and for a difference the p value. If some runs lack the metric, the number of runs follows.
     """
     narrow = []
     for line in _lines(intervals, metric):
@@ -305,8 +366,9 @@ def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
 def _explain(intervals: pd.DataFrame, metric: str) -> str:
     """Build the phrase in the heading of a metric's table that explains the cells.
 
-    It also names the sites that the column 'all' leaves out, because some run lacks the metric
-    there. The pooled metric has no sites.
+    The phrase says that a cell is a mean with its 95 % interval. The column 'all' leaves out each
+    site at which some run of any experiment lacks the metric. If there are such sites, the phrase
+    names them. For the pooled metric, whose table has only the column 'all', no site is named.
     """
     text = "mean and 95 % interval"
     if metric == POOLED:
@@ -327,10 +389,10 @@ def _explain(intervals: pd.DataFrame, metric: str) -> str:
 
 
 def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
-    """Format the intervals of one metric as rows of cells, after a row of column titles.
+    """Format the intervals of one metric as rows of cells. The first row has the column titles.
 
-    A row is an experiment, or the first one's difference from another. A column is a site, or
-    ``all``. A missing value is an empty cell.
+    Every other row is an experiment, or the difference between the first experiment and another
+    one. A column is a site, or ``all``. The cell of a group that lacks the metric is empty.
     """
     chosen = intervals[intervals["metric"] == metric]
     groups = list(chosen.loc[chosen["compared_with"] == "", "group"].unique())
@@ -350,8 +412,9 @@ def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
 def _cell(interval: Any, most: int) -> str:
     """Format a row of the intervals as a cell, such as "0.812 [0.790, 0.834]".
 
-    A difference has signs, and its p value follows. If the row has fewer runs than ``most``, the
-    cell ends in their number, such as "(4 runs)".
+    The numbers are the mean and the limits of its interval. For a difference, they have signs, and
+    the p value follows. If the row has fewer runs than ``most``, the largest number in the table,
+    the cell ends in "(4 runs)". For a single run, it is only the mean and "(1 run)".
     """
     number = ".3f"
     if interval.compared_with:  # a difference, which has a sign and is tested
@@ -404,9 +467,11 @@ class CorrectedInterval(NamedTuple):
 def corrected_interval(values: Sequence[float], folds: int) -> CorrectedInterval:
     """Compute the mean of ``values``, one per run, with its 95 % corrected resampled t interval.
 
-    For J runs with sample variance s^2, the variance of the mean is (1/J + 1/(folds - 1)) s^2, with
-    J - 1 degrees of freedom. A single run has no interval and no p. If all values are equal, the
-    limits are the mean.
+    A value is a run's metric, or the difference between two methods on the same split. For J runs
+    and the sample variance s^2, the variance of the mean is (1/J + 1/(folds - 1)) s^2, with J - 1
+    degrees of freedom. The plain 1/J would ignore that runs share training rows. If all values are
+    equal, both limits are the mean, and p is 0, or 1 for a mean of 0. For a single run, the limits
+    and p are None.
     """
     from scipy import stats
 

@@ -46,11 +46,11 @@ class Job:
     def is_finished(self) -> bool:
         """Tell whether the job's run has ended already, so that it need not run again.
 
-        It is False if the directory has no run, or one that has not ended.
+        The result is False if its directory has no run yet, or a run that has not ended.
 
         Raises:
-            RunDirectoryError: the directory's run has other settings, sites or data, or the data
-                cannot be read.
+            RunDirectoryError: the directory has another run than this job's, whether or not it has
+                ended. Its settings, number of sites or data differ, or the data cannot be read.
         """
         run = self.directory
         if not (run.path / CONFIG).is_file():
@@ -73,9 +73,14 @@ class Job:
     def _other_data(self, silos: Mapping[str, Any]) -> str:
         """Describe in a phrase how the sites' data have changed since a run.
 
-        ``silos`` has each site's fingerprints (hashes of the rows) and schema at that run. An error
-        in reading the data is described too. The text is empty without changes, or without a data
-        folder.
+        Args:
+            silos: the run's ``silos.json``, with each site's fingerprints (hashes of the rows) and
+                schema. A site without fingerprints is compared only by schema.
+
+        Returns:
+            A phrase with the names of the changed sites. If the data cannot be read, the phrase has
+            the error instead. The text is empty if nothing has changed. It is also empty if this
+            machine has no data folder, because nothing can be compared then.
         """
         common = self.settings.common
         try:
@@ -107,9 +112,18 @@ def plan_job(
 ) -> Job:
     """Plan an experiment's run with one seed: its settings and the resources of its sites.
 
-    The run is named ``<experiment>-seed<seed>``. With ``own_splits``, the seed also decides the
-    split, and the name has "split" in place of "seed". If ``supernodes`` is None, the experiment
-    decides the number of sites.
+    Nothing is run here. The name of the run is ``<experiment>-seed<seed>``, and decides its
+    directory.
+
+    Args:
+        experiment: the experiment's name.
+        seed: the seed of the run.
+        sources: where the settings come from, such as files and single changes.
+        engine: the engine that shall run the job.
+        supernodes: the number of simulated sites. None for the experiment's number or, without one,
+            for all silos.
+        own_splits: whether the seed also shuffles the rows into splits. The run's name then has
+            "split" in place of "seed".
 
     Raises:
         SettingError: a setting is wrong.
@@ -149,11 +163,16 @@ class _Work:
 def run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> None:
     """Run or resume all jobs, several at once, each in a new process or as a Slurm job.
 
-    ``at_once`` is the number of runs at once, 0 for as many as the cores allow, or Slurm's
-    parameters. ``tell`` gets a line for each finished run.
+    Pictures are drawn after each run. Without jobs, nothing is done.
+
+    Args:
+        jobs: the planned runs that have not finished yet.
+        at_once: the number of runs at once, or 0 for as many as the cores allow. For runs on a
+            cluster, the parameters of Slurm.
+        tell: is called with a line about the number of runs, then with one for each finished run.
 
     Raises:
-        RunFailedError: a run failed. No further run is started then.
+        RunFailedError: a run failed. Runs that had not started by then are not started.
     """
     if not jobs:
         return

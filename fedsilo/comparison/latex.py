@@ -63,11 +63,22 @@ def latex_text(
 ) -> str:
     """Build the LaTeX tables of a comparison: one of results, and one of p values per test.
 
-    Comments name the LaTeX package and the compilers that the tables need. ``results`` has a row
-    per value. With ``median``, median and range replace mean, deviation and interval.
+    The text starts with a comment that names the LaTeX package that the tables need. If pdfLaTeX's
+    usual fonts lack letters of the text, such as Greek ones, another comment names compilers that
+    have them.
+
+    Args:
+        results: the tidy results (a row per value). Experiments with unequal budgets are marked
+            here.
+        split: ``test`` or ``val``.
+        tested: the tests, one for each tested metric.
+        budgets: the budget of each experiment.
+        median: whether to show median and range over seeds in place of mean, deviation and
+            interval.
 
     Raises:
-        SettingError: no metric has values of two experiments at the same group of sites.
+        SettingError: no metric has values of two experiments at the same group of sites. The
+            baseline that always predicts one class does not count as an experiment.
     """
     _refuse_incomparable(results)
     table = _ResultsTable(budgets.mark_unequal(results), split, budgets, median)
@@ -129,8 +140,15 @@ class _ResultsTable:
     ) -> Iterator[list[str]]:
         """Yield the rows of cells. An empty row, which becomes a line, separates two experiments.
 
-        Each experiment and group has a row of values, then a row of their intervals if there are
-        any. Metrics in ``known`` also have a column of a paper's numbers.
+        Each experiment and group of sites has a row of values. If any of these has an interval, a
+        row with the intervals follows. In both rows, the first two cells are for the names of the
+        experiment and of the group.
+
+        Args:
+            spreads: the statistics over seeds, a row per experiment, group and metric.
+            metrics: the metrics, in the order of their columns.
+            known: the metrics that also have a column of a paper's numbers.
+            best: the values in bold, as (experiment, group, metric).
         """
         most = spreads.groupby("experiment")["seeds"].max()
         before = ""
@@ -155,8 +173,14 @@ class _ResultsTable:
     def _cell(self, row: Any, best: set[Any], seeds: int) -> str:
         """Format a metric's value over seeds as LaTeX: mean ± deviation, or median and range.
 
-        If some of the ``seeds`` lack the metric, "(2 of 3 seeds)" follows. Values in ``best`` are
-        bold. The cell is empty if ``row`` is None.
+        If some seeds of the experiment lack the metric, the cell adds how many have it, as in "(2
+        of 3 seeds)".
+
+        Args:
+            row: the statistics of the metric over seeds. None if the experiment lacks the metric,
+                which gives an empty cell.
+            best: the values in bold, as (experiment, group, metric).
+            seeds: the number of the experiment's seeds.
         """
         if row is None:
             return ""
@@ -170,8 +194,12 @@ class _ResultsTable:
     def _interval(self, row: Any) -> str:
         """Format the 95 % t interval of a mean over seeds as LaTeX, in small print.
 
-        It is clipped to the metric's range. The text is empty for a single seed, for medians, or if
-        ``row`` is None.
+        The interval is computed from the values of all seeds and clipped to the metric's range. The
+        result is an empty string if there is a single seed, or if the table shows medians.
+
+        Args:
+            row: the metric's statistics over seeds. None if the experiment lacks the metric, which
+                gives an empty string.
         """
         if row is None or self.median:
             return ""
@@ -186,8 +214,9 @@ class _ResultsTable:
     def _caption(self, spreads: pd.DataFrame, best: set[Any]) -> Iterator[str]:
         """Yield the caption's sentences on the meaning of the numbers and on the budgets.
 
-        The first names the data, the split, the statistics and the number of seeds. If there are
-        bold values, the next explains them.
+        The first sentence names the data, the split, the statistics and the number of seeds. If
+        there are bold values, the next sentence explains them. The remaining sentences say whether
+        the experiments had equal budgets (rounds, steps, samples, network, start and tuning).
         """
         data = ", ".join(sorted({budget.dataset for budget in self.budgets.of.values()}))
         most = int(spreads["seeds"].max())
@@ -211,8 +240,11 @@ class _ResultsTable:
 def _terms(budgets: Budgets) -> Iterator[str]:
     """Yield the caption's sentences on whether the experiments had equal budgets.
 
-    Each experiment with an unequal budget has a sentence. If all are equal, one sentence names the
-    equal parts, such as rounds and steps. Without budgets, there is none.
+    If some budgets are unequal, there is a sentence for each such experiment. Otherwise one
+    sentence names the equal parts: rounds, steps, samples, network, start and tuning. Steps and
+    samples are sums over sites, given as a range if they differ slightly. If steps are unknown,
+    batch size and local steps take their place. For several data sets, the sentence has no numbers
+    and no tuning. Without budgets, nothing is yielded.
     """
     if budgets.unlike():
         for said in budgets.remarks():
@@ -263,8 +295,13 @@ def _format_published(row: Any) -> str:
 def _find_best(spreads: pd.DataFrame, median: bool) -> set[Any]:
     """Find the best value of each group and metric, as a set of (experiment, group, metric).
 
-    Means or medians are compared after rounding to three decimals, so several may be best. None is
-    best if all are equal, or if the metric has no direction.
+    The metric decides whether high or low values are better. Values are compared after rounding to
+    three decimals, so several experiments may be best. There is no best value in two cases: neither
+    high nor low is better, such as for entropy, or all rounded values of the group are equal.
+
+    Args:
+        spreads: the statistics over seeds, a row per experiment, group of sites and metric.
+        median: whether to compare medians in place of means.
     """
     best: set[Any] = set()
     column = "mean"
@@ -283,8 +320,9 @@ def _find_best(spreads: pd.DataFrame, median: bool) -> set[Any]:
 def _tests_table(test: Tested, split: str) -> str:
     """Build the LaTeX table of one metric's p values, with a cell for each pair of experiments.
 
-    The cells form a triangle. The caption has the split, the result of the ANOVA, the kind of
-    t-test, and the reason for each missing p value.
+    The cells form a triangle, because each pair occurs once. The caption names ``split``, which is
+    ``test`` or ``val``. It gives the result of the ANOVA over all experiments, and says which
+    t-test compares the pairs. If p values are missing, the caption has the reasons.
     """
     columns, *rows = test.lines()
     caption = [f"{test.heading(split)}.", f"Below, {test.kind()}."]
@@ -300,9 +338,13 @@ def build_table(
 ) -> str:
     r"""Build a LaTeX table in the style of the package booktabs.
 
-    ``caption`` and the cells in ``rows`` are LaTeX, and ``columns`` are titles as plain text. An
-    empty row becomes a horizontal line. The first ``names`` columns are aligned left, and all
-    others right.
+    Args:
+        caption: the caption, as LaTeX.
+        label: the label for ``\ref``.
+        columns: the titles of the columns, as plain text.
+        rows: the cells of each row, as LaTeX. An empty row becomes a horizontal line.
+        names: the number of columns at the left that are aligned left. All other columns are
+            aligned right.
     """
     lines = [
         "\\begin{table}",

@@ -152,12 +152,20 @@ class Comparison:
     ) -> None:
         """Write the comparison to files.
 
-        A path that is None is skipped. Existing files are replaced. Beside ``csv``, the budgets and
-        any tests get files of their own. With ``median``, Markdown and LaTeX show median and range
-        in place of mean and deviation.
+        A path that is None is skipped. Existing files are replaced.
+
+        Args:
+            csv: the file for the results over seeds. For ``results.csv``, the budgets are written
+                to ``results-budgets.csv`` beside it. If there are tests, they are in
+                ``results-tests.csv``.
+            markdown: the file for all tables as Markdown.
+            median: for Markdown and LaTeX, whether to show median and range in place of mean and
+                deviation.
+            latex: the file for all tables as LaTeX.
 
         Raises:
-            SettingError: LaTeX has no two experiments to compare.
+            SettingError: ``latex`` is given, but no metric has values of two experiments at the
+                same group of sites.
         """
         if csv:
             texts = {
@@ -179,12 +187,17 @@ def check_jobs(
 ) -> None:
     """Check before any run that the planned runs can be compared and tested.
 
-    ``metrics`` and ``tests`` are names and patterns, separated by commas. None means the headline
-    metrics, or no tests. With ``paired``, tests compare seed by seed.
+    Args:
+        jobs: the planned runs. If the method of any run is a plugin, metric names are not checked.
+        metrics: names and patterns of metrics, separated by commas. None for the headline metrics.
+        tests: names and patterns of metrics to test. None for no tests.
+        paired: whether the tests compare seed by seed.
+        seeds: the number of seeds.
 
     Raises:
-        SettingError: methods treat the optimiser's state differently, a metric is unknown, or the
-            tests are impossible.
+        SettingError: some methods keep the optimiser's state over rounds and others do not, a
+            metric is unknown, or ``paired`` is set without tests. Also raised if tests are wanted
+            for a single experiment, a single seed, or several data sets.
     """
     if all(job.settings.common.method in METHODS for job in jobs):  # a plugin may measure anything
         for wanted, option in ((metrics, "--metrics"), (tests, "--tests")):
@@ -212,12 +225,22 @@ def compare_runs(
 ) -> Comparison:
     """Compare finished runs: collect their metrics, test differences, and add remarks.
 
-    Values over fewer samples than 'privacy.sums-min-count' are left out, unless ``no_floor`` is
-    set. ``metrics`` and ``tests`` are names and patterns. None means the headline metrics, or no
-    tests.
+    Means over sites cover only sites at which all runs have the metric. If ``no_floor`` is False,
+    values over fewer samples than the setting 'privacy.sums-min-count' are left out, also from the
+    means.
+
+    Args:
+        jobs: the runs, which have ended.
+        split: ``test`` or ``val``.
+        metrics: names and patterns, separated by commas. None for the data set's headline metrics.
+        tests: names and patterns of metrics to test for differences. None for no tests.
+        paired: whether to test the differences seed by seed.
+        budgets: the budget of each experiment, with the costs of its runs.
+        no_floor: whether to compare all metrics, regardless of the number of samples.
 
     Raises:
-        SettingError: no metric may be shown, a name is unknown, or seeds cannot be paired.
+        SettingError: no metric may be shown, a name matches no metric, or ``paired`` is set and the
+            experiments have values for different seeds.
     """
     whole = [job.directory for job in jobs]
     runs: Sequence[FinishedRun] = whole
@@ -253,8 +276,9 @@ def compare_runs(
 def _have_one_split(jobs: Sequence[Job]) -> bool | None:
     """Tell whether all seeds of an experiment have the same sites and samples in each split.
 
-    It must hold for every experiment by itself. The result is None if a site in any run sent no
-    fingerprints (hashes) of its samples.
+    Each experiment is checked by itself, because two experiments may have different data. The
+    result is True only if it holds for all experiments. It is None if a site in any run did not
+    send the fingerprints (hashes) of its samples.
     """
     answers = [same_split(runs) for runs in runs_of(jobs).values()]
     if None in answers:
@@ -280,11 +304,11 @@ def _nothing_to_compare(split: str, *, too_few: bool) -> SettingError:
 
 
 def _explain_hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[str]) -> list[str]:
-    """Build sentences that name the metrics hidden at some sites, and the reason.
+    """Build sentences on the metrics that are hidden at some sites.
 
-    A metric is hidden if it rests on too few samples, or would reveal such a number. The last
-    sentence names the option --no-floor, which shows all values. If nothing is hidden, the list is
-    empty.
+    A metric is hidden if it rests on too few samples, for example. Metrics that are hidden at the
+    same sites share a sentence, which gives the reason. A last sentence names the option that shows
+    all values. If the ``runs`` hide none of ``metrics``, the list is empty.
     """
     sites_of: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -302,8 +326,11 @@ def _explain_hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[s
 def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
     """Build the remark on the sites at which some metrics are left out of the means.
 
-    A metric is left out at a site if some run lacks it there. The list has one sentence with these
-    sites, or is empty.
+    A mean must cover the same sites in all runs. If one run lacks a metric at a site, the metric is
+    therefore not used there for any run.
+
+    Returns:
+        A list with one sentence that names these sites. The list is empty if no metric is left out.
     """
     ends = [run.last_metrics(split) for run in runs]
     sites: set[str] = set()
@@ -327,9 +354,18 @@ def _results(
 ) -> pd.DataFrame:
     """Collect the tidy results of each experiment, then those of a baseline.
 
-    They have a row per experiment, group of sites, metric and seed. The baseline always predicts
-    the second of two classes. ``wanted`` has names and patterns of metrics. None means the headline
-    metrics.
+    Tidy results have a row for each experiment, group of sites, metric and seed. The baseline
+    always predicts the second of two classes. It is added for each data set: for every seed if the
+    seeds have different splits, otherwise once.
+
+    Args:
+        jobs: the jobs of all runs.
+        runs: the run of each job.
+        summaries: experiment -> seed -> summary (the run's means over sites).
+        split: ``test`` or ``val``.
+        wanted: names and patterns of metrics. None for the data set's headline metrics.
+        measured: the names of all metrics that the runs have, also of hidden ones, for the error
+            about a hidden metric.
     """
     metrics = None
     if wanted:
@@ -359,11 +395,17 @@ def _results(
 def refuse_without(split: str, jobs: Sequence[Job], no_floor: bool = False) -> None:
     """Check before any run that some site has enough samples in ``split`` to show a metric.
 
-    As many samples as 'privacy.sums-min-count' are needed. One suffices with ``no_floor``, or if
-    'privacy.trust' is not ``server``. If the data are not on this machine, nothing is checked.
+    One sample is enough if ``no_floor`` is True, or if 'privacy.trust' is not ``server``. Otherwise
+    'privacy.sums-min-count' samples are needed. If the data are not on this machine, nothing can be
+    checked and no error is raised.
+
+    Args:
+        split: the split to compare, ``test`` or ``val``.
+        jobs: the planned runs.
+        no_floor: whether to compare all metrics, regardless of the number of samples.
 
     Raises:
-        SettingError: no site of any job has enough samples.
+        SettingError: no site of any job has enough samples in the split.
     """
     has_samples = False
     for job in jobs:
@@ -381,10 +423,10 @@ def refuse_without(split: str, jobs: Sequence[Job], no_floor: bool = False) -> N
 
 
 def refuse_one_split(jobs: Sequence[Job]) -> None:
-    """Check that each experiment's seeds 0 and 1 have different splits, as ``--splits`` asks for.
+    """Check that the seeds of an experiment have different splits, which ``--splits`` asks for.
 
-    The two jobs must follow each other in ``jobs``. If the data are not on this machine, nothing is
-    checked.
+    For each experiment, only the splits of seeds 0 and 1 are compared. If the data are not on this
+    machine, nothing can be checked and no error is raised.
 
     Raises:
         SettingError: the splits of an experiment's seeds 0 and 1 are the same.

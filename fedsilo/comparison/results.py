@@ -32,12 +32,12 @@ def of_split(summary: Summary, split: str) -> dict[str, Any]:
     """Return a copy of a run's summary for a split, ``test`` or ``val``.
 
     The copy for ``test`` is equal to ``summary``. In the copy for ``val``, the means over all sites
-    and over each group of sites are those of validation samples. The published numbers are then
-    None. The metrics of single sites are always those of test samples.
+    and over each distribution (a group of sites) are those of the validation samples. The published
+    numbers are then None, because papers publish test metrics. The metrics of single sites are
+    always those of test samples.
     """
     if split == "test":
         return dict(summary)
-    # Papers publish test metrics, so there is nothing to compare validation samples with
     return {**summary, **summary["validation"], "published": None}
 
 
@@ -46,8 +46,16 @@ def shared_metrics(
 ) -> list[SiteMetrics]:
     """Keep only metrics that all runs have at a site, so that their means cover the same sites.
 
-    If a run lacks a metric at a site, all runs on its data set lose it there. Metrics that a run
-    has at no site do not count. Runs without a common site are checked only at their own sites.
+    If a run lacks a metric at a site, all runs on the same data set lose it at this site. A run
+    that has the metric at none of its sites does not count. If the runs on a data set have no site
+    in common, each run is checked only at its own sites.
+
+    Args:
+        runs: the finished runs.
+        metrics: the metrics of each run: site -> metric -> value.
+
+    Returns:
+        The metrics that remain, in the order of ``runs``. A single run keeps all its metrics.
     """
     if len(runs) == 1:
         return list(metrics)
@@ -70,8 +78,13 @@ def _lacking_metrics(
 ) -> set[tuple[str, str, str]]:
     """Find each (data set, site, metric) where a run lacks a metric that it has at another site.
 
-    If the runs on a data set share a site, each is checked at all their sites. Otherwise, each is
-    checked only at its own.
+    If the runs on a data set have a site in common, each run is checked at all sites of these runs.
+    It also lacks its metrics at sites that it does not have. Without a common site, each run is
+    checked only at its own sites.
+
+    Args:
+        runs: the finished runs.
+        metrics: the metrics of each run, in the same order: site -> metric -> value.
     """
     sites_of: dict[str, list[set[str]]] = {}  # data set -> the sites of each run
     for run in runs:
@@ -96,9 +109,18 @@ def _lacking_metrics(
 def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, Any]]:
     """Return a copy of each run's summary for a split, with means over the same sites.
 
-    If a run has a metric only at some sites, no mean on its data set covers the others. A copy also
-    has a paper's numbers (``published``), the sites that each mean leaves out (``lacking``), and
-    the number of sites (``site_count``).
+    If a run lacks a metric at a site, no mean of the runs on its data set includes the metric at
+    this site. A run that has the metric at no site does not count. The row of a distribution (a
+    group of sites) with a single site is not a mean, so it keeps all metrics of the site.
+
+    Args:
+        runs: the finished runs.
+        split: ``test`` or ``val``, the samples that the metrics were measured on.
+
+    Returns:
+        The summaries in the order of ``runs``, with three more keys. ``published`` has the paper's
+        numbers, or None for ``val``. ``lacking`` has for each metric the sites that its mean leaves
+        out. ``site_count`` is the number of the run's sites.
     """
     ends = [run.last_metrics(split) for run in runs]
     summaries = []
@@ -128,9 +150,13 @@ def summaries_by_seed(
 ) -> dict[str, dict[int, dict[str, Any]]]:
     """Group the summaries of runs for a split: experiment -> seed -> summary.
 
-    ``experiments`` has the name of each run's experiment, and ``split`` is ``test`` or ``val``. The
-    means of runs on one data set cover the same sites, if the runs have a common site. If an
-    experiment has several runs with one seed, the last is used.
+    The means in all summaries of a data set cover the same sites, as far as the runs have sites in
+    common. If several runs of an experiment have the same seed, the last run is used.
+
+    Args:
+        experiments: the name of each run's experiment, in the order of ``runs``.
+        runs: the finished runs.
+        split: ``test`` or ``val``.
     """
     summaries: dict[str, dict[int, dict[str, Any]]] = {}
     for experiment, summary in zip(experiments, shared_summaries(runs, split), strict=True):
@@ -143,12 +169,20 @@ def chosen_metrics(
 ) -> list[str]:
     """Select the metrics that the user names from those that at least one summary has.
 
-    ``wanted`` has names and shell-style patterns, separated by commas. The result keeps this order,
-    and metrics of one pattern are sorted by name.
+    Args:
+        wanted: names and shell-style patterns, separated by commas.
+        summaries: the runs' summaries, without metrics that are hidden because they rest on too few
+            samples.
+        option: the command's option that gave ``wanted``. Error messages begin with it.
+        measured: all metrics that the runs have, also hidden ones.
+
+    Returns:
+        The metrics, each once, in the order of ``wanted``. Metrics that match one pattern are
+        sorted by name.
 
     Raises:
-        SettingError: a name or pattern matches no metric, or a named metric in ``measured`` is
-            hidden. The message begins with ``option``.
+        SettingError: a name or pattern matches no metric. If a named metric was measured but is
+            hidden, the message says so.
     """
     known: set[str] = set()
     for summary in summaries:
@@ -167,12 +201,15 @@ def chosen_metrics(
 def refuse_unmeasured(wanted: str, option: str) -> None:
     """Check before any run that fedsilo can measure the metrics that the user names.
 
-    ``wanted`` has names and patterns, separated by commas. Patterns, such as ``auc-*``, and metrics
-    that depend on a site's name are not checked.
+    Only the runs show which metrics match a pattern, such as ``auc-*``, and which metrics depend on
+    the names of sites, such as ``routing.<site>.mean``. These are not checked.
+
+    Args:
+        wanted: names and patterns of metrics, separated by commas.
+        option: the command's option that gave ``wanted``. The error message begins with it.
 
     Raises:
-        SettingError: a name is not that of a metric that fedsilo measures. The message begins with
-            ``option``.
+        SettingError: a name is not that of a metric that fedsilo's methods measure.
     """
     for part in wanted.split(","):
         name = part.strip()
@@ -244,11 +281,18 @@ def values_by_seed(
 def experiment_results(
     experiment: str, summaries: Mapping[int, Summary], metrics: Sequence[str]
 ) -> pd.DataFrame:
-    """Build the results of one experiment as a table: a row for each group, metric and seed.
+    """Build the tidy results of one experiment: a row for each group, metric and seed.
 
-    ``summaries`` has seed -> summary. Groups are the distributions (groups of sites) of the runs,
-    then ``all``. A metric that a run lacks for a group has no row. Each row also has the published
-    value and standard deviation, or None.
+    A row has the experiment, method, seed, group, metric and value. It also has the value and
+    standard deviation that a paper published, or None. Groups are the distributions (groups of
+    sites) of the runs, then ``all``. Rows are in the order of groups, then metrics, then seeds. A
+    metric that a run lacks for a group, such as AUC with one class, has no row. Method and
+    published values come from the first summary.
+
+    Args:
+        experiment: the experiment's name.
+        summaries: seed -> summary of the run.
+        metrics: the names of the metrics.
     """
     first = next(iter(summaries.values()))
     published = first.get("published") or {}
@@ -272,11 +316,18 @@ def experiment_results(
 def constant_results(
     silos: Mapping[str, Any], split: str, metrics: Sequence[str] | None = None, seed: int = 0
 ) -> pd.DataFrame:
-    """Build the results of a baseline that always predicts the second of two classes.
+    """Build the tidy results of a baseline that always predicts the second of two classes.
 
-    ``silos`` comes from silos.json. Accuracy is the share of the second class. Balanced accuracy
-    and AUC are 0.5, or missing at a site with one class. Each metric has a row per group of sites
-    and for ``all``. Sites without two classes or with hidden counts are omitted.
+    At a site, its accuracy is the share of that class. Its balanced accuracy and its AUC are 0.5,
+    or missing if the samples have one class. The table has a row for each metric of each
+    distribution (group of sites), and of ``all``, the mean over sites. It covers sites with two
+    classes, at least one sample in the split, and no hidden count. If there are none, it is empty.
+
+    Args:
+        silos: the content of ``silos.json``, with the label counts of each site.
+        split: ``test`` or ``val``.
+        metrics: the metrics to return. None for all.
+        seed: the value in the column ``seed``.
     """
     scores: dict[str, dict[str, float]] = {}
     for site, facts in silos.items():
@@ -315,9 +366,11 @@ class TwoClassMetrics:
     def count_correct(self) -> tuple[int, int] | None:
         """Recover the number of correct predictions in each class from a site's metrics.
 
-        The equations of accuracy and balanced accuracy are solved for the two numbers, which are
-        rounded. If a class has no samples, accuracy suffices. The result is None if both classes
-        have equally many samples, or if balanced accuracy is needed but missing.
+        The classes have n0 and n1 samples, of which r0 and r1 were predicted correctly. Accuracy is
+        (r0 + r1) / (n0 + n1), and balanced accuracy is (r0 / n0 + r1 / n1) / 2. These two equations
+        are solved for r0 and r1, which are rounded. If a class has no samples, accuracy suffices.
+        The result is None if the equations do not determine r0 and r1, because n0 equals n1 or
+        balanced accuracy is missing.
         """
         first, second = self.counts
         # Metrics are float32, and counts are whole numbers
@@ -328,7 +381,6 @@ class TwoClassMetrics:
             return 0, right
         if first == second or self.balanced is None:
             return None
-        # Accuracy is (r0 + r1) / (n0 + n1), balanced accuracy (r0 / n0 + r1 / n1) / 2
         # r0 = right - r1 from the accuracy, put into the balanced accuracy and solved for r1
         of_second = (2 * self.balanced - right / first) / (1 / second - 1 / first)
         return right - round(of_second), round(of_second)
@@ -337,9 +389,10 @@ class TwoClassMetrics:
 def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
     """Compute the balanced accuracy over the samples of all sites together, from 0 to 1.
 
-    For each class, the samples and the correct predictions of all sites are added up. The result is
-    None if a site's metrics do not determine its correct predictions. It is also None if all
-    samples are of one class.
+    For each class, the samples and the correct predictions of all sites are added up. A site's
+    correct predictions are computed from its accuracy and balanced accuracy. This is impossible
+    with equally many samples of both classes, because the two metrics are then equal. The result is
+    None if it is impossible at some site, or if all samples are of one class.
     """
     counts = [0, 0]
     correct = [0, 0]
@@ -358,12 +411,14 @@ def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
 def pooled_metric(run: FinishedRun, split: str) -> dict[str, float]:
     """Compute a run's balanced accuracy over the samples of all sites together.
 
-    The last metrics on ``split``, ``test`` or ``val``, are used. Sites without an accuracy are left
-    out.
+    It is computed from each site's number of samples in each of two classes, and from its accuracy
+    and balanced accuracy on ``split`` in the last evaluated round. Sites without an accuracy are
+    left out.
 
     Returns:
-        A dictionary with only the key "pooled-balanced-accuracy". It is empty without the counts of
-        two classes at each measured site, or if the result is undefined.
+        A dictionary with only the key "pooled-balanced-accuracy". It is empty if a site with any
+        metric on ``split`` does not have the counts of two classes. It is also empty if a site's
+        metrics do not determine its correct predictions, or if all samples are of one class.
     """
     own: dict[str, dict[str, float]] = {}
     # Later rows overwrite earlier ones, so the last measured round stays

@@ -53,9 +53,11 @@ class Search:
     def batches(self) -> Iterator[list[Point]]:
         """Draw the points to try, and yield them in batches whose points can be tried side by side.
 
-        A point has one value for each setting. The sampler ``grid`` draws all points in one batch.
-        The sampler ``tpe`` draws at most four points per batch. It needs their scores (see
-        ``tell``) before the next batch.
+        A point has one value for each setting. The batches end after ``points`` points in all.
+
+        The sampler ``grid`` draws all points in one batch, at random from the grid. The sampler
+        ``tpe`` draws at most four points per batch, and needs their scores (see ``tell``) before
+        the next batch. It rounds fractions from a range to three significant digits.
         """
         from optuna.distributions import FloatDistribution
 
@@ -94,8 +96,15 @@ class Search:
 def refuse_small(grid: Grid, sampler: str, points: int, experiment: str) -> None:
     """Check that an experiment's grid has at least as many points as the search will try.
 
-    A point is one choice of a value for each setting. With the sampler ``tpe``, one setting with
-    two different numbers suffices, because all numbers between them can be tried.
+    A point is one choice of a value for each setting. The sampler ``tpe`` searches the whole range
+    of a setting's numbers, so it needs only one setting with at least two different values, all
+    numbers. Such a grid is never too small.
+
+    Args:
+        grid: setting -> the values to try.
+        sampler: ``grid`` or ``tpe``.
+        points: the number of points to try.
+        experiment: the name of the experiment, for the error.
 
     Raises:
         SettingError: the grid is empty, or has fewer than ``points`` points.
@@ -117,9 +126,18 @@ def at_an_edge(
 ) -> Iterator[str]:
     """Yield a warning for each numeric setting whose best value is at an end of the values tried.
 
-    The ends are the smallest and largest value in ``grid``. With the sampler ``tpe``, a value up to
-    5 % of the range away also counts. There is no warning at a limit of the setting's rule, or if
-    all values are equal.
+    The ends are the setting's smallest and largest value in the grid. With the sampler ``tpe``, a
+    value within 5 % of the range from an end also counts. The distance is measured on the scale
+    that the sampler searched, which may be logarithmic.
+
+    There is no warning if an end is also the limit that the setting's rule sets, if all values are
+    equal, or if a value is not a number.
+
+    Args:
+        grid: key -> the values in the grid.
+        best: key -> the best value.
+        sampler: ``grid`` or ``tpe``.
+        rules: key -> the setting's rule, with its smallest and largest allowed value.
     """
     margin = 0.0  # only the first and the last number of a grid are at an end
     if sampler == "tpe":
@@ -147,9 +165,13 @@ def at_an_edge(
 def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]) -> Iterator[str]:
     """Yield a warning for each point whose metrics equal those of an earlier point to the last bit.
 
-    The warning names the settings in which the two points differ, because they had no effect. If
-    none differs, there is no warning. ``digests`` has a digest over all metrics of each point,
-    which is empty for a failed point.
+    A point is one choice of a value for each setting. The warning names the settings that differ
+    between this point and the first one with the same metrics, and says that they had no effect. If
+    no setting differs, there is no warning.
+
+    Args:
+        digests: a digest over all metrics of each point. Empty for a point that failed.
+        points: the settings of each point, in the same order.
     """
     first: dict[str, Mapping[str, Value]] = {}
     for digest, point in zip(digests, points, strict=True):
@@ -167,10 +189,13 @@ def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]
 
 
 def _space(values: Sequence[Value], sampler: str) -> BaseDistribution:
-    """Build Optuna's search space for one setting from its values in the grid.
+    """Build Optuna's search space for one setting from the values that the grid has for it.
 
-    With the sampler ``tpe``, different numbers become the range from the smallest to the largest.
-    The scale may be logarithmic. Otherwise, the space is a choice among the values.
+    With the sampler ``tpe``, numbers that are not all equal become the range from the smallest to
+    the largest number. The range has only integers if all values are integers. Its scale is
+    logarithmic if the smallest value is above 0 and the largest at least 10 times as large.
+
+    Otherwise, the space is a choice among the values. True and False are not numbers here.
     """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 

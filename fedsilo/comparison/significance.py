@@ -90,8 +90,9 @@ class Tested:
         """Format the p values of the pairs as a triangle of cells.
 
         The first row has the column titles: "p" and all experiments but the last. Every other row
-        begins with an experiment, from the second to the last. A cell has the p value for the row
-        and column, or "n/a". A cell without a pair is "-".
+        begins with the name of an experiment, from the second to the last. A cell has the p value
+        of the row's experiment against the column's, or "n/a" without a p value. A cell without a
+        pair is "-".
         """
         columns, later = self.experiments[:-1], self.experiments[1:]
         lines = [["p", *columns]]
@@ -108,9 +109,10 @@ class Tested:
     def records(self) -> list[dict[str, Any]]:
         """List the tests as records, the ANOVA first, then the t-test of each pair.
 
-        A record maps the titles of CSV columns to values: the metric, the test ("ANOVA" or "t"),
-        the two experiments ("all" for the ANOVA), the statistic, and the p value before and after
-        correction. A missing number is None.
+        A record maps the titles of CSV columns to values: the metric, the kind of the test ("ANOVA"
+        or "t"), the two experiments ("all" for the ANOVA), the statistic, and the p value before
+        and after Bonferroni's correction. For the ANOVA both p values are the same. A missing
+        statistic or p value is None.
         """
         named = [("ANOVA", "all", "all", self.anova)]
         for (later, earlier), outcome in self.pairs.items():
@@ -141,12 +143,21 @@ class Tested:
 def significance(metric: str, samples: Samples, paired: bool) -> Tested:
     """Test whether the values of a metric differ between two or more experiments.
 
-    A one-way ANOVA compares all experiments, and two-sided t-tests compare each pair. The t-tests'
-    p values are multiplied by the number of pairs (Bonferroni). An impossible test has a reason in
-    place of p.
+    A one-way ANOVA compares all experiments. Two-sided t-tests compare each pair. Their p values
+    are multiplied by the number of pairs (Bonferroni), up to 1. If a test is impossible, its
+    outcome has the reason in place of a p value.
+
+    Args:
+        metric: the name of the metric.
+        samples: experiment -> seed -> value.
+        paired: whether the t-tests compare the values seed by seed.
+
+    Returns:
+        The outcomes of the ANOVA and of the t-tests. The key of a t-test is the pair of names, the
+        experiment that comes later in ``samples`` first.
 
     Raises:
-        SettingError: ``paired`` is True, but experiments have values for different seeds.
+        SettingError: ``paired`` is True, but the experiments have values for different seeds.
     """
     names = tuple(samples)
     if paired:
@@ -191,9 +202,17 @@ def one_way(samples: Mapping[str, Sequence[float]]) -> Outcome:
 def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outcome:
     """Run Student's two-sided t-test of two experiments, and return the uncorrected p value.
 
-    ``samples`` has experiment -> seed -> value. With ``paired``, the differences are tested seed by
-    seed. Otherwise, equal variances are assumed. If an experiment has fewer than two values, or the
-    values do not vary, the outcome has a reason in place of p.
+    With ``paired``, the differences ``later`` - ``earlier`` are tested seed by seed. Otherwise the
+    values are treated as independent, with equal variances.
+
+    The outcome has a reason in place of a p value if an experiment has fewer than two values, or if
+    the tested values or differences do not vary over seeds.
+
+    Args:
+        later: the name of an experiment.
+        earlier: the name of the experiment with which it is compared.
+        samples: experiment -> seed -> value. With ``paired``, both experiments have the same seeds.
+        paired: whether to compare the values seed by seed.
     """
     from scipy import stats
 
@@ -219,8 +238,13 @@ def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outco
 def _outcome(test: Callable[[], Any], freedom: tuple[int, int] = (0, 0)) -> Outcome:
     """Run one of scipy's tests, and return its statistic and p value as an outcome.
 
-    If p is undefined (NaN), the outcome has a reason in place of both. ``freedom`` has the degrees
-    of freedom of an F test.
+    Python's warnings are suppressed. If the p value is undefined (NaN), the outcome has neither a
+    statistic nor a p value, and ``why`` says that the values leave the test undefined.
+
+    Args:
+        test: a function without arguments that runs the test and returns scipy's result.
+        freedom: the two degrees of freedom of an F test, which the outcome records. (0, 0) for
+            other tests.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -255,9 +279,15 @@ def _constant(values: Sequence[float], scale: float = 0.0) -> bool:
 def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> list[str]:
     """List the remarks that a reader of the p values needs, one line each.
 
-    The first line explains the t-tests and the correction for the number of pairs. Unless
-    ``paired``, a line advises ``--paired``. The last line says whether the split of the data varies
-    with the seed. ``same_split`` is None if the sites do not report it.
+    The first line explains the t-tests and the factor for the number of pairs. Unless the tests are
+    paired, a line that advises ``--paired`` follows. The last line says whether the split of the
+    data varies with the seed, because p misleads in different ways with and without such variation.
+
+    Args:
+        tested: the tests of any one metric, for their number of pairs.
+        seeds: the number of seeds.
+        paired: whether the t-tests compare seed by seed.
+        same_split: whether all seeds share one split. None if the sites do not report it.
     """
     kind = "t-tests"
     if paired:
@@ -285,12 +315,18 @@ def check_tests(
 ) -> None:
     """Check before any run that the requested significance tests are possible.
 
-    ``tests`` names the metrics to test, None or empty for no tests. ``data_sets`` has the data set
-    of each experiment.
+    Args:
+        data_sets: experiment -> its data set.
+        tests: the option ``--tests``, which names metrics. None or empty for no tests.
+        paired: whether the t-tests compare seed by seed.
+        seeds: the number of seeds.
 
     Raises:
-        SettingError: there are fewer than two experiments or seeds, experiments use different data
-            sets, or ``paired`` is True without tests.
+        SettingError: in one of these cases:
+
+            - ``paired`` is True, but no tests are requested.
+            - Tests are requested for fewer than two experiments, or for fewer than two seeds.
+            - Tests are requested for experiments on different data sets.
     """
     first, *others = data_sets
     if not tests:
@@ -336,9 +372,9 @@ def lines_of_tests(
 ) -> Iterator[Table | str]:
     """Yield the tests of metrics as tables and lines for a terminal.
 
-    Each metric has a table with the p values of all pairs of experiments. Its title has ``split``
-    (``test`` or ``val``), the metric and the ANOVA's result. Below it, a line gives the reason for
-    each missing p value. The ``remarks`` come last.
+    Each metric has a table with the p values of all pairs of experiments. The table's title has
+    ``split`` (``test`` or ``val``), the metric and the ANOVA's result. Below the table, there is a
+    line for each missing p value, with the reason. The ``remarks`` follow after the last metric.
     """
     for test in tested:
         yield rich_table(test.heading(split), test.lines())

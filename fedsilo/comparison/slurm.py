@@ -37,14 +37,18 @@ Jobs = int | Slurm
 def read_jobs(text: str, parameters: list[str]) -> Jobs:
     """Parse the options ``--jobs`` and ``--slurm`` of a command.
 
-    ``text`` is ``slurm`` or the number of runs at once, 0 for one run per core. ``parameters`` are
-    Slurm's, each as KEY=VALUE.
+    Args:
+        text: the value of ``--jobs``. It is ``slurm`` or the number of runs at once, with 0 for one
+            run per core.
+        parameters: the values of ``--slurm``, each as KEY=VALUE.
 
     Returns:
-        The number of runs or, for ``slurm``, the parameters.
+        The number of runs or, for ``slurm``, the parameters. Hyphens in their keys become
+        underscores.
 
     Raises:
-        SettingError: a text is malformed, or there are parameters without ``--jobs slurm``.
+        SettingError: ``text`` is neither ``slurm`` nor a whole number of at most six digits, a
+            parameter is not KEY=VALUE, or there are parameters without ``--jobs slurm``.
     """
     if text == SLURM:
         values = {}

@@ -83,11 +83,16 @@ class Spread(NamedTuple):
 
 
 def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
-    """Summarise a table over seeds: one row for each experiment, group of sites and metric.
+    """Summarise a tidy table over seeds: one row for each experiment, group of sites and metric.
 
-    ``results`` has one row for each value. The summary has mean, sample standard deviation, median,
-    minimum and maximum, the number of seeds, and the published numbers. Rows are in the order in
-    which they first appear.
+    ``results`` has one row for each value, and so for each seed. The summary adds these columns:
+
+    - the method
+    - mean, sample standard deviation, median, minimum and maximum over seeds
+    - the number of seeds
+    - the published number and its standard deviation
+
+    Rows are in the order in which they first appear in ``results``.
     """
     rows = []
     for key, values in results.groupby(KEY, sort=False)["value"]:
@@ -130,13 +135,13 @@ def spread_cell(spread: Any, median: bool = False) -> str:
 def _next_to_published(spread: Any, median: bool) -> str:
     """Format a metric's values over seeds for a cell next to a paper's numbers.
 
-    If the paper prints a deviation, the population deviation over seeds follows in brackets. There
-    are no brackets with ``median`` or a single seed.
+    The cell is that of ``spread_cell``, for example "mean ± sample standard deviation". If the
+    paper prints a deviation, the population deviation over seeds follows in brackets, since papers
+    with deviations print that kind. There are no brackets with ``median`` or with a single seed.
     """
     cell = spread_cell(spread, median)
     if median or spread.seeds == 1 or pd.isna(spread.published_sd):
         return cell
-    # Papers that print a deviation print that of the population
     population_sd = spread.sd * math.sqrt((spread.seeds - 1) / spread.seeds)  # divided by n
     return f"{cell} ({population_sd:.3f})"
 
@@ -156,11 +161,16 @@ def published_cell(spread: Any) -> str:
 
 
 def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = False) -> Table:
-    """Build the terminal table of a comparison from its results, one row per value.
+    """Build the terminal table of a comparison, with a horizontal line below each experiment.
 
-    Each experiment and group of sites has a row, and each metric a column. Published numbers have a
-    column of their own. With ``median``, cells show median and range in place of mean and sample
-    standard deviation. The columns' titles name the ``split``.
+    There is a row for each experiment and group of sites, and a column for each metric. A metric
+    that a paper reports also has a column with the paper's numbers. The table's title names the
+    statistics in the cells and the number of seeds.
+
+    Args:
+        results: the tidy results.
+        split: the split of the samples, which the columns' titles name.
+        median: whether cells show median and range, in place of mean and sample standard deviation.
     """
     seeds = results.groupby(KEY).size().max()
     shown = "mean ± sample sd"
@@ -178,9 +188,14 @@ def comparison_lines(
 ) -> list[list[str]]:
     """Format a comparison as rows of cells: the titles, then a row for each experiment and group.
 
-    ``results`` has a row for each seed's value of a metric at a group of sites. A cell shows mean
-    and standard deviation over seeds or, with ``median``, median and range. If a paper reports the
-    metric, the next column has its numbers.
+    A row begins with the names of the experiment and of the group of sites. A column with fedsilo's
+    values over seeds follows for each metric. If a paper reports the metric, the next column has
+    the paper's numbers.
+
+    Args:
+        results: the tidy results.
+        split: the split of the samples, which the columns' titles name.
+        median: whether to show median and range in place of mean and standard deviation.
     """
     spreads = over_seeds(results)
     known = spreads.loc[spreads["published"].notna(), "metric"]
@@ -201,9 +216,18 @@ def group_lines(
 ) -> list[list[str]]:
     """Format the statistics of metrics over seeds as rows of cells.
 
-    The first row has the titles of the metrics' columns. Every other row has two more cells, the
-    experiment and the group of sites. ``published`` has the titles for papers' numbers. ``cell``
-    formats a row of ``spreads``, and ``missing`` stands for a metric that a group lacks.
+    The first row has only the titles of the metrics' columns. Every other row begins with the names
+    of the experiment and the group of sites, so it has two cells more. If a metric has fewer seeds
+    than another metric of the experiment, the cell says so, for example "(2 of 3 seeds)".
+
+    Args:
+        spreads: rows of ``over_seeds``.
+        titles: metric -> title of its column.
+        published: metric -> title of the column with a paper's numbers, for metrics that a paper
+            reports.
+        cell: formats a row of ``spreads``.
+        missing: the cell of a metric that a group lacks. The cell for the paper's number is then
+            empty.
     """
     columns = []
     for metric, title in titles.items():
@@ -351,8 +375,14 @@ def _draw_panel(
 ) -> None:
     """Draw one metric into a panel, with a bar for each experiment at each group of sites.
 
-    A bar is the mean over seeds, with the sample standard deviation as error bar. ``coloured`` has
-    each experiment's colour.
+    A bar is the mean over seeds, with the sample standard deviation as error bar. An experiment
+    with only one seed has no error bars.
+
+    Args:
+        axes: the panel.
+        spreads: the metric's rows in the table of ``over_seeds``.
+        groups: the groups in the order of the horizontal axis.
+        coloured: experiment -> its colour, in the order of the bars.
     """
     each = _WIDTH / len(coloured)
     for number, (name, colour) in enumerate(coloured.items()):

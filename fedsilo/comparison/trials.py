@@ -112,12 +112,17 @@ def run_missing(
 ) -> None:
     """Run ``work`` for each item in a pool, and call ``ended`` whenever an item ends.
 
-    ``work`` must be picklable. ``ended`` is called in this process with the item and its outcome,
-    in the order in which items end. After an error, waiting items are cancelled and the error is
-    raised.
+    Args:
+        pool: the pool of processes or of Slurm jobs.
+        work: computes the outcome of an item. The function must be picklable.
+        missing: the items, such as runs that have no result yet.
+        ended: is called in this process with an item and its outcome, in the order in which items
+            end.
 
     Raises:
-        RunFailedError: a worker process died.
+        RunFailedError: a worker process died, which also ends the pool.
+        Exception: any error of ``work`` or ``ended``. Items that have not started are cancelled,
+            and so are running Slurm jobs. Items that run in a worker process finish.
     """
     run_of = {}
     for run in missing:
@@ -138,13 +143,19 @@ def run_missing(
 def run_groups(
     groups: Sequence[Sequence[Trial]], folder: Path, jobs: Jobs, go_on: bool = False
 ) -> list[list[dict[str, Any]]]:
-    """Run groups of trials in one pool of processes, and return their summaries group by group.
+    """Run groups of trials in one pool of processes, and return the results group by group.
 
-    Trials with a summary in ``folder`` are not run again. ``jobs`` is the number of runs at once, 0
-    for all cores, or Slurm's parameters.
+    Args:
+        groups: the trials of each group. Trials with a stored summary are not run again.
+        folder: the folder of the summary files.
+        jobs: the number of runs at once, 0 to use all cores, or Slurm's parameters.
+        go_on: whether the other trials continue after training failed at a site of one trial.
+
+    Returns:
+        For each group, the summaries of its trials in order, as ``run_trials`` returns them.
 
     Raises:
-        FedsiloError: a trial failed. With ``go_on``, failed training at a site does not count.
+        FedsiloError: training failed without ``go_on``, or a trial failed for another reason.
     """
     # One pool for all groups, because a slow trial of one would idle the cores between groups
     summaries = run_trials(list(chain(*groups)), folder, jobs, go_on)
@@ -161,11 +172,23 @@ def run_trials(
 ) -> list[dict[str, Any]]:
     """Run the trials that have no summary file yet, and return the summaries of all trials.
 
-    ``jobs`` is the number of runs at once, 0 for all cores, or Slurm's parameters. With ``go_on``,
-    a trial whose training failed has only the key ``FAILED``, with the reason.
+    A trial is a run of which only the summary is kept. In a terminal, a progress bar is shown.
+
+    Args:
+        trials: the trials.
+        folder: the folder of the summary files.
+        jobs: the number of runs at once, 0 to use all cores, or Slurm's parameters.
+        go_on: whether the other trials continue after training failed at a site of one trial, for
+            example because it diverged.
+
+    Returns:
+        A summary for each trial, in order, with its file's name as ``file``. The summary of a
+        failed trial has only the key ``FAILED``, with the reason. A failure is not stored, so the
+        trial runs again next time.
 
     Raises:
-        FedsiloError: a trial failed in any other case. Finished trials are kept.
+        FedsiloError: training failed without ``go_on``, or a trial failed for another reason.
+            Finished trials are kept and used again.
     """
     paths = [folder / f"{trial.key()}.json" for trial in trials]
     missing: dict[Path, Trial] = {}
@@ -209,7 +232,9 @@ def _read_summary(path: Path) -> dict[str, Any]:
     """Read the summary of a finished trial from its JSON file.
 
     Raises:
-        RunDirectoryError: the file cannot be read, is not valid JSON, or is not a summary.
+        RunDirectoryError: the file cannot be read, is not valid JSON, or its content is not a
+            summary. If the file is unreadable or not JSON, the message advises the user to remove
+            it, so that the trial is run again.
     """
     fault = file_fault(path)  # reading a pipe would never end
     if fault:
@@ -266,10 +291,10 @@ class WorkerPool(ProcessPoolExecutor):
     def _adjust_process_count(self) -> None:
         """Start a worker process if one is missing.
 
-        Python's pool calls this method when work is submitted and when a process ends. If each
-        process makes only one run, none is started without a waiting run.
+        Python's pool calls this method when work is submitted and when a worker process ends. If
+        each process makes only one run, a process is started only if more runs are unfinished than
+        there are processes. This way, the processes of the last runs have no needless successors.
         """
-        # Without a waiting run, a successor of a process would be started for nothing
         if not self._one_run or len(self._pending_work_items) > len(self._processes):
             super()._adjust_process_count()
 
@@ -297,9 +322,13 @@ def make_pool(
 ) -> Executor:
     """Create the pool in which runs are computed: worker processes, or jobs of a Slurm cluster.
 
-    If ``jobs`` has Slurm's parameters, the pool uses Slurm, with logs below ``folder``. Otherwise,
-    it has as many processes as ``workers`` says. A process is replaced after ``runs_per_worker``
-    runs, or never for None.
+    Args:
+        jobs: Slurm's parameters for a Slurm cluster. A number means worker processes, and
+            ``workers`` says how many.
+        folder: the folder below which Slurm jobs write their logs.
+        workers: the number of worker processes.
+        runs_per_worker: the number of runs after which a worker process is replaced, or None for no
+            limit. It has no effect on Slurm jobs.
     """
     if isinstance(jobs, Slurm):
         return SlurmPool(jobs, folder)
@@ -309,8 +338,9 @@ def make_pool(
 def _begin_worker(command: int) -> None:
     """Prepare a new worker process: discard its output, and end it when the command ends.
 
-    ``command`` is the process id of the command that started the worker. A Ctrl-C that comes before
-    a run is held back until the run begins.
+    ``command`` is the process id of the command that started the worker. When that process ends,
+    the system sends the worker the signal SIGUSR1, and the worker exits with status 1. A Ctrl-C
+    that comes before a run is held back, and interrupts the next run.
     """
     # Blocked and not ignored: a run that begins after a Ctrl-C is interrupted at once
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -327,8 +357,10 @@ def _begin_worker(command: int) -> None:
 def _in_worker(stop: Path, work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
     """Call ``work`` in a worker process, and return its result.
 
-    A Ctrl-C interrupts the work, also one that came before it began. If the file ``stop`` exists,
-    KeyboardInterrupt is raised in place of the work.
+    If the file ``stop`` exists, the pool is ending. The work is then not begun, and
+    KeyboardInterrupt is raised. A Ctrl-C interrupts the work. One that came earlier was held back,
+    and interrupts the work as it begins. If the work raises ``SystemExit``, the worker process ends
+    at once.
     """
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -344,8 +376,15 @@ def _in_worker(stop: Path, work: Callable[..., Outcome], *args: Any, **kwargs: A
 def _run_trial(work: _Work) -> Failure | None:
     """Run a trial in a temporary folder, and write the summary of the run to a file.
 
-    The summary also gets a digest of all metrics, and the balanced accuracy over all samples. The
-    result is None or, after a failure, its code and text.
+    ``work`` has the trial's settings, and the file as ``path``. Two things are added to the
+    summary:
+
+    - ``digest``, the SHA-256 of metrics.csv, which is equal for trials with equal metrics
+    - ``POOLED``, the balanced accuracy over the samples of all sites, next to the means on test and
+      validation samples. It is missing if it cannot be computed.
+
+    Returns:
+        None if the trial succeeded. Otherwise the error's code and text, and no summary is written.
     """
     try:
         # The settings travel by key, because a plugin's class is unknown in a new process

@@ -77,9 +77,13 @@ class Tuned:
     def lines(self) -> Iterator[Table | str]:
         """Yield the result of tuning as a table and lines for the terminal.
 
-        The parts are a table of the five best points, the reason for the choice, the warnings, the
-        chosen settings for simulation.yaml, and the folder of the results. The table leaves out
-        failed points.
+        The parts come in this order:
+
+        - a table of the best points, at most five, without points that failed
+        - the reason for the choice
+        - a line for each warning
+        - a line with the chosen settings as YAML for simulation.yaml
+        - a line with the folder of the results
         """
         yield self._table()
         yield str(self.document["why"])
@@ -106,11 +110,21 @@ def search(
 ) -> Tuned:
     """Try the points of a plan, choose the best, and write ``chosen.json`` and ``trials.csv``.
 
-    A point is one choice of the settings to tune. ``metric`` decides, None for the task's first
-    main metric that every successful run has. ``tell`` gets a line about the number of runs.
+    A point is one choice of values for the settings to tune. If training fails at a point, the
+    sampler sees the point as at most equal to the worst other point of its batch. A failed point is
+    never chosen, and the warnings in ``chosen.json`` name it.
+
+    Args:
+        plan: the settings, the grid, and the numbers of points, folds and seeds.
+        sampler: ``grid`` or ``tpe``.
+        metric: the metric that decides: a mean over the sites that have it, or ``POOLED``, which is
+            over all samples. None for the task's first main metric that every successful run has.
+        jobs: the number of runs at once, 0 to use all cores, or Slurm's parameters.
+        tell: is called with a line about the number of runs, before the first one.
 
     Raises:
-        FedsiloError: training failed at every point, or a run lacks the metric.
+        FedsiloError: training failed at every point, a successful run lacks the metric, or Optuna
+            is missing.
     """
     ranked, decides = _run_search(plan, sampler, metric, jobs, tell)
     if ranked[0].failed:
@@ -150,12 +164,22 @@ def plan_search(
 ) -> Plan:
     """Plan a search for the best settings of an experiment, over the grid in its simulation file.
 
-    ``given`` has numbers for ``trials``, ``folds`` and ``seeds`` that replace those in the file.
-    None keeps the file's.
+    If the data set has its own validation part, the plan has one fold.
+
+    Args:
+        experiment: the experiment's name.
+        sources: the simulation file, the TOML file and the changes that the command names.
+        sampler: ``grid``, which tries points of the grid, or ``tpe``, which also tries numbers
+            between the values of the grid.
+        given: ``trials``, ``folds`` or ``seeds`` -> a number that replaces the one in the
+            simulation file, or None to keep that one.
 
     Raises:
-        SettingError: the grid has too few points, a setting is wrong, ``--set`` changes a setting
-            of the grid, or there are too few folds.
+        SettingError: in one of these cases:
+
+            - The grid has fewer points than ``trials``.
+            - A setting is wrong, or ``--set`` changes a setting of the grid.
+            - There are fewer than two folds, and the data set has no validation part.
     """
     file = simulation_file(sources.file)
     budget = read_section(file, "tuning", Tuning)
@@ -182,6 +206,9 @@ def plan_search(
 def _fit_folds(budget: Tuning, dataset: str) -> Tuning:
     """Return the budget with one fold if the data set has its own validation part.
 
+    The budget holds the numbers of points, folds and seeds. For other data sets, it is returned
+    unchanged.
+
     Raises:
         SettingError: the data set has no validation part, and the budget has fewer than two folds.
     """
@@ -200,10 +227,23 @@ def _run_search(
 ) -> tuple[list[Point], str]:
     """Train all points of a search, and rank them by the deciding metric on validation samples.
 
-    After each batch of points, ``trials.csv`` is rewritten. Finished trials are not repeated.
+    The file ``trials.csv`` is rewritten after each batch of points. Trials that finished in an
+    earlier call are not repeated.
+
+    Args:
+        plan: the settings, the grid, and the numbers of points, folds and seeds.
+        sampler: ``grid`` or ``tpe``.
+        metric: the deciding metric. None for the task's first main metric that every successful run
+            has.
+        jobs: the number of runs at once, 0 to use all cores, or Slurm's parameters.
+        tell: is called with a line about the number of runs, before the first one.
 
     Returns:
-        The scored points, the best first, and the deciding metric.
+        The points with their scores, the best first, and the name of the deciding metric.
+
+    Raises:
+        SettingError: a run that did not fail lacks the deciding metric.
+        FedsiloError: a run failed for a reason other than its training.
     """
     base, budget, data = plan.base, plan.budget, data_fingerprint(plan.base.common)
     search = Search(plan.grid, sampler, budget.trials)
@@ -235,8 +275,18 @@ def _trials(
 ) -> list[Trial]:
     """Build the trials of one point, that is, one choice of values for the settings to tune.
 
-    There is a trial for each seed and validation fold. With several folds, test rows are not read.
-    With one, the data set's own validation part is used.
+    There is a trial for each seed and validation fold: all folds of the first seed, then all of the
+    next. With several folds, the seed also decides which rows are in which fold, and test rows are
+    not read. With one fold, the data set's own validation part is used.
+
+    Args:
+        base: the settings of the experiment.
+        point: the settings to try, which override ``base``.
+        budget: the numbers of folds and seeds.
+        data: the digest of the experiment's data, by which a finished trial is recognised.
+
+    Raises:
+        SettingError: the settings are not valid together. The message names the point.
     """
     trials = []
     for seed, fold in product(range(budget.seeds), range(budget.folds)):
@@ -295,8 +345,12 @@ def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
     """Choose the metric by which points are compared, if the user named none.
 
     The result is the first of the ``headline`` metrics that every successful run has on validation
-    samples. Without a common headline metric, it is "accuracy". ``summaries`` has the summaries of
-    each point's runs.
+    samples. A run may lack a metric: for example, AUC is undefined in a fold with one class. If the
+    runs have no headline metric in common, the result is "accuracy".
+
+    Args:
+        headline: the task's main metrics, in order of preference.
+        summaries: the summaries of each point's runs.
     """
     means = _validation_means(summaries)
     for metric in headline:
@@ -310,8 +364,9 @@ def ranking(
 ) -> list[Point]:
     """Score the points by the mean of ``metric`` over their runs, and sort them, the best first.
 
-    A higher score is better, except for errors, such as "mae". If scores are equal to six decimals,
-    the point with the lower validation loss comes first. Points with a failed run come last.
+    A higher score is better, except for metrics that measure an error, such as "mae". If two scores
+    are equal to six decimals, the point with the lower validation loss comes first. If the losses
+    are equal too, the order of ``points`` decides. Points with a failed run come last.
     """
     scored = _score_points(points, summaries, metric)
     sign = _sign_of(metric)
@@ -328,8 +383,9 @@ def _sign_of(metric: str) -> int:
 def _as_gains(points: Sequence[Point], metric: str) -> list[float]:
     """Convert the scores of points to numbers that are higher for better points.
 
-    If a lower score is better, its sign is changed. A failed point gets the smallest number among
-    the other points or 0, whichever is smaller.
+    A sampler needs such numbers. The number is the score, with a negative sign if a lower score is
+    better. A failed point gets the smallest number among the other points or 0, whichever is
+    smaller.
     """
     sign = _sign_of(metric)
     worst = 0.0
@@ -364,8 +420,9 @@ def _score_point(
 ) -> Point:
     """Score a point (a choice of settings) by the mean of a validation metric over its runs.
 
-    The result also has the standard error and the mean loss. If a run failed, all numbers are 0,
-    and ``failed`` has the reason.
+    The result also has the standard error of the score, the mean loss and the mean metric of each
+    group of sites. The standard error treats the runs as independent. If a run failed, all numbers
+    are 0, and ``failed`` has the reason of the first failed run.
     """
     scores, losses, by_run = [], [], []
     digests = ""
@@ -387,8 +444,9 @@ def _score_point(
 def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> dict[str, float]:
     """Average a metric over runs at each group of sites, and return group -> mean.
 
-    ``runs`` has group -> metric -> value for each run. Runs without the metric at a group are left
-    out. A group without any value is missing.
+    ``runs`` has group -> metric -> value for each run, and the groups are those of the first run.
+    Runs that lack the metric at a group are left out of its mean. A group at which no run has the
+    metric is missing.
     """
     by_site = {}
     for site in runs[0]:
@@ -414,9 +472,19 @@ def chosen_document(
 ) -> dict[str, Any]:
     """Build the content of ``chosen.json``, the result of tuning an experiment.
 
-    It has facts of the search, the chosen settings and the reason, and a ranking of all points. Its
-    warnings name chosen values at an end of the grid, settings without effect, and failed points.
-    ``ranked`` has the points, the best first, and ``metric`` decided.
+    The keys are:
+
+    - ``experiment``, ``sampler``, ``metric``, ``budget`` and ``grid``: facts of the search
+    - ``chosen`` and ``why``: the chosen settings, and the reason as one line
+    - ``ranking``: every point with its settings and scores, the best first
+    - ``warnings``: chosen values at an end of the grid, settings without effect on any metric, and
+      failed points, in this order
+
+    Args:
+        plan: the search: experiment, budget and grid.
+        ranked: all points, the best one first.
+        metric: the metric that decided.
+        sampler: ``grid`` or ``tpe``.
     """
     best = ranked[0]
     failed, digests, settings = [], [], []
@@ -463,8 +531,10 @@ def _explain_choice(plan: Plan, ranked: Sequence[Point], metric: str) -> str:
 def _csv(groups: Sequence[Sequence[Trial]], summaries: Summaries, metric: str) -> str:
     """Build the text of ``trials.csv``, which has a row for each run.
 
-    A row begins with the point's settings, the seed and the fold. Metric, loss, seconds, digest and
-    the summary's path follow. A failed run has only the reason.
+    A row begins with the settings of the run's point, the seed and the fold. If the run failed,
+    only the reason follows. Otherwise, these columns follow: the deciding metric and the loss with
+    all digits, the duration in seconds, the digest over all metrics, and the path of the summary's
+    file.
     """
     records = []
     for trial, summary in zip(chain(*groups), chain(*summaries), strict=True):

@@ -128,11 +128,13 @@ def texts_of(settings: Settings | None) -> tuple[str, ...]:
     """Convert settings to a tuple of strings ``key=value``, in the order of the settings.
 
     Args:
-        settings: a mapping, strings or a single string. None gives an empty tuple. The values of a
-            mapping become JSON, so the string 'a' becomes ``key="a"``. Strings stay unchanged.
+        settings: a mapping, a sequence of strings, or a single string. None gives an empty tuple.
+            The values of a mapping are written as JSON, so the string 'a' becomes ``key="a"``.
+            Strings enter the tuple unchanged, even without a '='.
 
     Raises:
-        SettingError: an item is not a string, or JSON cannot represent a value.
+        SettingError: an item of a sequence is not a string, or JSON cannot represent a value of a
+            mapping.
     """
     texts: list[str] = []
     fault = ""
@@ -178,14 +180,18 @@ def refuse_below(minimum: int, option: str, value: int | None) -> None:
 
 
 def refuse_target(target: Path, instead: str) -> None:
-    """Check that a new file or folder can be written at a path, and make its parent folders.
+    """Make the parent folders of a new file or folder, and check that it can be written there.
+
+    Nothing is written at ``target``.
 
     Args:
-        target: the path, at which nothing is written yet.
-        instead: the alternative that the error suggests after "give", such as "another --out".
+        target: the path of the new file or folder.
+        instead: the alternative that the error suggests, such as "another --out". The error ends
+            with "give" and these words.
 
     Raises:
-        SettingError: the target exists, or its parent folder cannot be made or is not writable.
+        SettingError: a file or folder exists at the target, or the parent folder cannot be made or
+            is not writable.
     """
     if target.exists():
         raise SettingError(f"{target} already exists: remove it, or give {instead}")

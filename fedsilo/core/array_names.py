@@ -36,13 +36,14 @@ def with_prefix(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
 
 
 def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
-    """Group arrays by site, which is the text before the first '/' of an array's name.
+    """Group arrays by the site in their names, which have the form ``<site>/<array>``.
 
-    The rest is the array's own name. If a name has no '/', it is the site, and the own name is
-    empty.
+    The site is the text before the first '/'. Callers first remove any prefix of the site, such as
+    ``expert/``. If a name has no '/', the whole name is the site, and its array gets the empty
+    name. The arrays of a site keep their given order.
 
     Returns:
-        Site -> own name -> array. Only the sites are sorted.
+        Site -> name of the array -> array, sorted by site.
     """
     sites: dict[str, dict[str, A]] = {}
     for name, array in arrays.items():
@@ -54,15 +55,15 @@ def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
 def select_others(site: str, arrays: Mapping[str, A], *kinds: str) -> dict[str, A]:
     """Select the arrays of certain kinds that belong to any site except ``site``.
 
-    The full name of an array is ``<kind>/<site>/<array>``, such as ``expert/north/weight``.
+    An array's full name is ``<kind>/<site>/<array>``, such as ``expert/north/weight``.
 
     Args:
-        site: the site to leave out.
+        site: the site whose arrays are left out.
         arrays: full name -> array.
-        kinds: the kinds to select, each with a final '/'. Without any, nothing is selected.
+        kinds: the kinds to select, each with a final '/'. If there are none, no array is selected.
 
     Returns:
-        Full name -> array, in the given order.
+        Full name -> array, in the order of ``arrays``.
     """
     # The site is compared as a whole part of the name: a prefix would take site-1 for site-10 too
     return {

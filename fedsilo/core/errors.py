@@ -198,12 +198,19 @@ def error_line(error: FedsiloError) -> str:
 def unknown_key(key: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown setting, which suggests similar known keys.
 
-    The suggestion adds a missing group, as in 'uefl.gamma' for 'gamma', or drops a wrong one.
-    Otherwise it is the most similar key. If the group is unknown, the error lists all groups.
-    Without a suggestion, known keys follow.
+    A key is ``<group>.<name>``, or a name without a group. The first rule that applies gives the
+    suggestion:
+
+    - If the name without the group is a known key, that key: 'rounds' for 'train.rounds'.
+    - If known keys end with ``.<key>``, all of them: 'uefl.gamma' for 'gamma'.
+    - If difflib finds known keys with a similarity of at least 0.5, the most similar one.
+
+    If no known key has the group of ``key``, the error also lists all groups. Otherwise, if there
+    is no suggestion, it lists the first 30 known keys in alphabetical order. A ``key`` of more than
+    100 characters is cut. The caller raises the error.
 
     Args:
-        key: the unknown key.
+        key: the unknown key, as the user wrote it.
         known: the keys that exist.
     """
     names, key = sorted(known), one_line(key, _QUOTED)
@@ -229,11 +236,13 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown name, which suggests the most similar known name.
 
-    If none is similar enough, the error lists up to 30 known names. For many experiments or
-    methods, it gives the command that lists them.
+    A known name is suggested if difflib finds a similarity of at least 0.54. Otherwise the error
+    lists the first 30 known names in alphabetical order. For more than 30 experiments or methods,
+    it instead names the command ``fedsilo experiments`` or ``fedsilo methods``, which lists them.
+    The caller raises the error.
 
     Args:
-        what: the kind of thing, such as 'method' or 'experiment'.
+        what: the kind of thing that has the name, such as 'method' or 'experiment'.
         name: the unknown name.
         known: the names that exist.
     """
@@ -258,12 +267,13 @@ def describe_system_error(error: OSError) -> str:
 def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
     """Build a sentence that says which extra of fedsilo a feature needs, and how to install it.
 
-    An extra is a group of optional packages.
+    An extra is a group of optional packages. The sentence has no full stop.
 
     Args:
-        what: the feature, as the subject of the sentence.
-        extra: the name of the extra.
-        otherwise: an alternative at the end, such as "leave it out"; empty for none.
+        what: the feature, as the words before "needs the extra".
+        extra: the name of the extra in pyproject.toml.
+        otherwise: an alternative such as "leave it out", which follows ", or" at the end of the
+            sentence; empty for none.
     """
     command = f"{what} needs the extra '{extra}': pip install 'fedsilo[{extra}]'"
     return f"{command}, or {otherwise}" if otherwise else command
@@ -273,12 +283,13 @@ def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
 def needs_extra(what: str, extra: str, otherwise: str = "") -> Iterator[None]:
     """Turn an ImportError in the ``with`` block into an error that says which extra to install.
 
-    An extra is a group of optional packages.
+    An extra is a group of optional packages of fedsilo. Any ImportError counts, whichever module is
+    missing. Other errors are not changed.
 
     Args:
-        what: the feature, as the subject of the error.
-        extra: the name of the extra.
-        otherwise: an alternative at the end, such as "leave it out"; empty for none.
+        what: the feature, as the words before "needs the extra" in the error.
+        extra: the name of the extra in pyproject.toml.
+        otherwise: an alternative such as "leave it out", which ends the error; empty for none.
 
     Raises:
         SettingError: the block raises an ImportError.

@@ -113,15 +113,18 @@ class Instruction:
     def from_config(cls, config: Mapping[str, Any], final: bool = False) -> Instruction:
         """Build the server's request to a site from the entries of a Flower ConfigRecord.
 
-        Each entry ``note.<name>`` becomes a note, a further value from the method.
+        Each entry ``note.<name>`` becomes a note, which is a further value from the method. Notes
+        are not checked here. Other unknown keys are ignored.
 
         Args:
-            config: the entries.
-            final: whether to ignore the phase in ``config`` and request the final evaluation.
+            config: the keys and values.
+            final: whether this is the request for the final evaluation. The request then gets that
+                phase, and the phase in ``config`` is ignored.
 
         Raises:
-            SiteError: the run's name is not allowed, or a key is missing.
-            ValueError: an entry is not a whole number.
+            SiteError: the run's name is not allowed, or a key is missing. The error for a missing
+                key says that server and site run different versions.
+            ValueError: the round, the step or 'expects-state' is not a whole number.
         """
         notes = {}
         for key, value in config.items():
@@ -169,7 +172,8 @@ def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str,
     """Yield (model, split, metric, value) for each measurement in ``metrics``, sorted by key.
 
     The key of a measurement is ``<model>.<split>.<metric>``, in which only the metric may have
-    dots. All other keys are skipped. Metrics that fedsilo does not know are yielded too.
+    dots. All other keys are skipped. Metrics that fedsilo does not know are yielded too, because a
+    hospital uses this function to find the metrics that it withholds.
 
     Raises:
         ValueError: the value of a measurement is not a number.
@@ -210,10 +214,13 @@ class Notes:
         """Build the notes from the mapping that ``to_values`` made.
 
         Notes are values that a method's server sends to its sites in addition to arrays. A missing
-        note gets the default of its field, and an unknown one is ignored. Types are not checked.
+        note gets the default of its field. A value whose name is not that of a field is ignored.
+        The value of a bool, int, float or str field is taken unchanged, without a check of its
+        type. Any other value is parsed as JSON.
 
         Raises:
-            SiteError: a note without a default is missing, or a value is not valid JSON.
+            SiteError: a note without a default is missing, or a value is not valid JSON. The error
+                says that server and site run different versions.
         """
         notes: dict[str, Any] = {}
         try:

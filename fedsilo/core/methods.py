@@ -208,8 +208,8 @@ def class_name(name: str) -> str:
 def title_of(name: str) -> str:
     """Return a method's title, which is its name for readers: ``FedAvg+FT`` for ``fedavg-ft``.
 
-    The method's settings class has the title. A plugin without a title of its own gets the name of
-    its server class.
+    The settings class of a built-in method has the title. A plugin's title is the ``title`` in its
+    own settings class. If there is none, the title is the name of the plugin's server class.
 
     Raises:
         SettingError: no method has that name, or its plugin cannot be imported.
@@ -243,12 +243,16 @@ def about(name: str) -> str:
 def why_not_private(name: str) -> str | None:
     """Return the reason why a method cannot have differential privacy per patient; None if it can.
 
-    The settings class of a built-in method states the reason. A plugin's own site class must set
-    ``bounded_per_patient`` to True. Without such a class, the built-in method that the plugin
-    extends decides.
+    The reason follows the method's name, as in "sends ...". It comes from one of three places:
+
+    - A built-in method states the reason in its settings class.
+    - A plugin without its own site class has the reason of the built-in method that it extends. A
+      plugin that extends none counts as FedAvg.
+    - A plugin with its own site class has no reason if ``bounded_per_patient`` of that class is
+      True. Otherwise the reason is that the class does not state this.
 
     Raises:
-        SettingError: no method has that name, or it cannot be imported.
+        SettingError: no method has that name, or its plugin cannot be imported.
     """
     if name in OURS:
         return settings_class(name).why_not_private
@@ -267,8 +271,9 @@ def why_not_private(name: str) -> str | None:
 def needs_sums_only(name: str) -> bool:
     """Return whether a method's server needs only sums over sites, so secure aggregation suits it.
 
-    The attribute ``sums_suffice`` of the method's settings class decides. If a plugin does not set
-    it, the built-in method that the plugin extends decides.
+    The attribute ``sums_suffice`` of the method's settings class decides. A plugin's settings class
+    may leave it to a parent class. If only the base class ``OwnSettings`` sets it, the built-in
+    method that the plugin extends decides.
 
     Raises:
         SettingError: no method has that name, or its plugin cannot be imported.
@@ -294,11 +299,12 @@ def proves_sums(common: CommonSettings) -> bool:
 def settings_class(name: str) -> type[OwnSettings]:
     """Return a method's settings class, which also states facts such as the method's title.
 
-    A plugin without one gets the class of the built-in method that it extends, or else FedAvg's.
+    A plugin without its own settings class gets the class of the built-in method that it extends.
+    If it extends none, it gets FedAvg's.
 
     Raises:
         SettingError: no method has that name, its plugin cannot be imported, or its settings class
-            cannot be used.
+            does not exist or cannot be used.
     """
     if name not in OURS:
         plugged: type[OwnSettings] = _plugin_class(name, "models", "Settings")
@@ -335,20 +341,28 @@ def server_class(name: str) -> type[Any]:
 def site_class(name: str) -> type[Any]:
     """Import the class of a method's site side, which trains at a site and answers the server.
 
-    A plugin without one gets the class of the built-in method that it extends, or else FedAvg's.
+    A plugin without its own site class gets the class of the built-in method that it extends. If it
+    extends none, it gets FedAvg's.
 
     Raises:
-        SettingError: no method has that name, its plugin cannot be imported, or its site class
-            cannot be used.
+        SettingError: no method has that name, its plugin cannot be imported, or its site class does
+            not exist, cannot be used, or leaves an abstract function undefined.
     """
     return _class_of_side(name, "site")
 
 
 def _class_of_side(name: str, side: str) -> type[Any]:
-    """Import the class of a method for a side, which is "server" or "site".
+    """Import the server class or the site class of a method, which may be built-in or a plugin.
 
-    A plugin without its own site class gets the class of the built-in method that it extends. An
-    unknown method or a class that cannot be used raises a SettingError.
+    A plugin without its own site class gets the class of the built-in method that it extends.
+
+    Args:
+        name: the method, as the setting 'method' names it.
+        side: "server" or "site".
+
+    Raises:
+        SettingError: no method has that name, its plugin cannot be imported, its class does not
+            exist or cannot be used, or the class leaves an abstract function undefined.
     """
     if name not in OURS:
         if side == "site":
@@ -367,8 +381,14 @@ def _class_of_side(name: str, side: str) -> type[Any]:
 def _import_class(place: str, named_by: str) -> type[Any]:
     """Import the class that a string such as ``module:Class`` names.
 
-    If the class does not exist, a SettingError is raised. Its subject is ``named_by``, such as
-    "'server' of class 'FedAvgSettings'".
+    Args:
+        place: the module and the class.
+        named_by: the source of ``place``, as the subject of the error: "'server' of class
+            'FedAvgSettings'".
+
+    Raises:
+        SettingError: the module or its class does not exist.
+        ModuleNotFoundError: the module imports another module that is not installed.
     """
     module, _, cls = place.partition(":")
     try:
@@ -386,14 +406,19 @@ def _import_class(place: str, named_by: str) -> type[Any]:
 def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
     """Execute the plugin files in the setting 'plugin', and register them as modules.
 
-    A file that has not changed is not executed again.
+    A file that was executed before and has not changed is not executed again. A file's name without
+    '.py' must be a Python identifier. It must not be the name of a built-in method, or of a module
+    that is not a plugin file.
 
     Args:
-        named: files FILE.py and modules, separated by commas. Modules are ignored.
-        pins: module -> the SHA-256 that its file must have, if any.
+        named: the value of the setting: files FILE.py and names of installed modules, separated by
+            commas. Only the files are executed.
+        pins: module -> the SHA-256 that its file must have. A file without a pin may have any
+            content.
 
     Raises:
-        SettingError: a file cannot be executed, differs from its pin, or has a forbidden name.
+        SettingError: a file cannot be read or executed, its digest differs from its pin, or its
+            name is not allowed.
     """
     load_plugins(named, {name.replace("-", "_") for name in OURS}, pins)
 
@@ -416,8 +441,18 @@ def _parent_method(server: type) -> str:
 def _plugin_class(name: str, room: str, suffix: str) -> Any:
     """Return the settings class or the site class of a plugin method.
 
-    A plugin without such a class gets that of the built-in method that it extends, or else
-    FedAvg's. ``room`` and ``suffix`` are "models" and "Settings", or "client_app" and "Site".
+    A plugin without such a class gets that of the built-in method that it extends. If it extends
+    none, it gets FedAvg's.
+
+    Args:
+        name: the plugin, as the setting 'method' names it.
+        room: "models" for the settings class, "client_app" for the site class. These packages of
+            fedsilo have such classes of built-in methods.
+        suffix: the end of the class's name, after the name of the server class: "Settings" or
+            "Site".
+
+    Raises:
+        SettingError: the plugin does not exist or cannot be imported, or its class cannot be used.
     """
     server = plugin_server(name, METHODS)
     part = plugin_part(server, room, suffix)

@@ -144,9 +144,9 @@ class Measurement:
 def best_direction(name: str) -> int:
     """Return 1 if a higher value of a metric is better, -1 if a lower value is, and 0 otherwise.
 
-    Prefixes such as ``own-`` and the end ``-from-<site>`` do not matter. The result is 0 for a
-    metric that fedsilo does not know, or that covers a single class or bin, such as
-    ``class.0.auc``.
+    The prefixes ``trained-``, ``own-`` and ``labels-`` and the end ``-from-<site>`` do not matter.
+    The result is 0 for entropy, because a model may be certain and wrong. It is also 0 for a metric
+    that fedsilo does not know, or that covers a single class or bin, such as ``class.0.auc``.
     """
     return METRICS.get(_plain_word(name), _UNKNOWN).better
 
@@ -164,9 +164,10 @@ def metric_range(name: str) -> tuple[float, float]:
 def _plain_word(name: str) -> str:
     """Reduce a metric's name to the plain metric: "auc" for "trained-own-auc-from-north".
 
-    The prefixes ``trained-``, ``own-`` and ``labels-`` are removed, and so is the end
-    ``-from-<site>``. The result is empty for an invalid name, and for a single class or bin, such
-    as ``class.0.auc``.
+    The prefixes ``trained-``, ``own-`` and ``labels-`` are removed, if they come in this order, and
+    so is the end ``-from-<site>``. The result is empty for a name that ``read_metric`` refuses. It
+    is also empty for a metric of a part of the samples, such as ``class.0.auc``. The result need
+    not be in the table ``METRICS``.
     """
     metric = read_metric(name.removeprefix(TRAINED_PREFIX))
     if metric is None or metric.part:
@@ -177,11 +178,15 @@ def _plain_word(name: str) -> str:
 def read_metric(name: str) -> Metric | None:
     """Parse a metric's name, such as ``accuracy``, ``class.0.right`` or ``auc-from-north``.
 
-    A word that fedsilo does not know is accepted, because plugins may have metrics of their own.
+    A name that begins with a family such as ``class.`` has the form ``<family>.<place>.<part>``.
+    Any other name is a word, which may end with ``-from-<site>``. A word that fedsilo does not know
+    is accepted, because plugins may have metrics of their own. A family alone and the prefix
+    ``trained-`` are refused.
 
     Returns:
-        The fields of the name; None if its form is not allowed. For ``class.0.right``, the word is
-        "class", the place "0" and the part "right". Missing fields are empty.
+        The fields of the name; None if it does not have such a form. For ``class.0.right``, the
+        word is "class", the place "0" and the part "right". For ``auc-from-north``, the word is
+        "auc" and the site "north". A field that the name lacks is empty.
     """
     family, dot, rest = name.partition(".")
     if dot and family in _PARTS:
@@ -197,8 +202,18 @@ def read_metric(name: str) -> Metric | None:
 def _read_member(family: str, rest: str) -> Metric | None:
     """Parse the name of a metric in a family, without the family and its dot.
 
-    In ``class.0.right``, ``rest`` is "0.right", with the place "0" and the part "right". The result
-    is None if the family does not allow the part or the place.
+    In ``class.0.right``, ``family`` is "class" and ``rest`` is "0.right". The text after the last
+    dot ("right") is the part, and the text before it ("0") is the place. The table ``_PARTS`` lists
+    the parts of each family. The family also decides which places are allowed:
+
+    - "routing": the name of a site;
+    - "class" and "finding": a whole number of up to six digits;
+    - "outcome" and the families in ``BIN_FAMILIES``: the number of a bin, from 0 to 9;
+    - "survival": the number of a point of the survival curve, from 0 to 39.
+
+    Returns:
+        The family, the place, the part and, for "routing", the site. None if the family does not
+        have the part, or does not allow the place.
     """
     # The part follows the last dot, because the name of a site may have dots itself
     place, _, part = rest.rpartition(".")
@@ -239,7 +254,8 @@ def is_metric_key(key: str) -> bool:
     Three forms are allowed:
 
     - one word of up to 64 letters, digits, '_' and '-', which does not begin with '-';
-    - ``unrepeatable.<operation>``, where the operation has at most 200 characters;
+    - ``unrepeatable.<operation>``, where the operation has up to 200 letters, digits, dots, '_' and
+      '-', and does not begin with '-';
     - a measurement ``<model>.<split>.<metric>`` that ``read_measurement`` accepts.
     """
     if _WORD.fullmatch(key):
@@ -264,15 +280,16 @@ class BinCounts:
 def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
     """Collect the bins of one family of metrics, such as the bins of a calibration curve.
 
-    A bin covers a tenth of the scores from 0 to 1. A bin without its count, its right predictions
-    or its mean score is left out.
+    A family divides a score from 0 to 1, such as the confidence, into ten equal bins. A bin has
+    three metrics of its samples: their number (count), the number of right predictions (right), and
+    the mean score (mean). A bin that lacks one of them is left out, so the result may be empty.
 
     Args:
-        values: metric -> value, with keys such as ``<family>.0.count``.
+        values: metric -> value, for one site and split, with keys such as ``<family>.0.count``.
         family: a name in ``BIN_FAMILIES``.
 
     Returns:
-        Number of the bin -> its content.
+        Number of the bin, from 0 to 9 -> its content, in rising order.
     """
     bins: dict[int, BinCounts] = {}
     for number in range(BINS):

@@ -29,9 +29,12 @@ _NO_MARKUP = re.compile(rf"(\[{_NUMBER}, {_NUMBER}\](?![\[(:])|(?<!\S)\*(?!\S))"
 def one_line(text: object, longest: int = LONGEST) -> str:
     """Convert ``text`` by ``str`` to one printable line of at most ``longest`` characters.
 
-    Each run of spaces, line ends and other unprintable characters becomes one space. A line that is
-    still too long is cut and ends with '…'. Only the first ``4 * longest`` characters of the text
-    are read.
+    Each run of spaces, line ends and other unprintable characters becomes one space. The ends of
+    the line have no spaces. A line that is still too long is cut, and its last character is then
+    '…'.
+
+    Only the first ``4 * longest`` characters are read. All further characters are lost, even if the
+    line is short enough to have no '…'.
     """
     # The text is cut before it is cleaned, because a site may send megabytes
     words = printable(_convert_to_text(text)[: 4 * longest])
@@ -113,9 +116,14 @@ def join_names(names: Iterable[object], most: int = 30) -> str:
 def format_measure(value: float) -> str:
     """Format a measured number for a reader, such as "24.0", "1,523" or "1.2e-05".
 
-    Absolute values from 0.001 to below 10 million have at least three significant digits, with
-    trailing zeros. All others have at most three. Very small and very large ones have an exponent.
-    Zero becomes "0".
+    The absolute value decides the form:
+
+    - From 0.001 to below 10 million, there are at least three significant digits. Trailing zeros
+      stay, so that numbers below each other have the same precision.
+    - From 0.0001 to below 0.001, there are at most three digits, without trailing zeros.
+    - All smaller or larger numbers have at most three digits and an exponent.
+
+    Zero becomes "0", and a number that is not finite becomes "inf", "-inf" or "nan".
     """
     if value == 0:
         return "0"
@@ -159,8 +167,9 @@ def reason_of(error: BaseException) -> str:
 def _convert_to_text(value: object, written: Callable[[object], str] = str) -> str:
     """Convert a value to a string by ``written``, without failing for values that are too large.
 
-    If ``written`` raises ValueError or RecursionError, the result names the type, such as "a list
-    that is too large to show".
+    Python refuses to convert numbers with too many digits, and lists that are nested too deeply. If
+    ``written`` therefore raises ValueError or RecursionError, the result names the type, such as "a
+    list that is too large to show".
     """
     try:
         return written(value)
@@ -197,9 +206,10 @@ def markdown_text(text: str) -> str:
 def markdown_cell(text: str) -> str:
     """Escape a string for a cell of a Markdown table, which then shows it unchanged on one line.
 
-    A backslash precedes each character that Markdown or HTML would interpret. The brackets of an
-    interval such as [0, 1] stay. Each run of spaces and line ends becomes one space. Unprintable
-    characters become U+FFFD.
+    A backslash is put before each character that Markdown or HTML would interpret. Characters that
+    are harmless in a cell stay: '#' at the start, the brackets of an interval such as [0, 1], and a
+    star between spaces. Each run of spaces and line ends becomes one space, and spaces at the ends
+    are removed. Unprintable characters become U+FFFD.
     """
     line = " ".join(terminal_text(text).split())
     # Every second part is a match of _NO_MARKUP, which stays unchanged
@@ -224,8 +234,8 @@ def markdown_code(text: object) -> Markdown:
 def as_markdown(value: Any) -> Any:
     """Escape every string in a value by ``markdown_text``, for a Markdown template.
 
-    The escaped strings are of the type ``Markdown``, so a second call leaves them unchanged.
-    Mappings, lists and tuples are searched, but not keys. Tuples become lists.
+    Strings inside mappings, lists and tuples are escaped too, but not the keys of a mapping. Tuples
+    become lists. Strings of the type ``Markdown``, and values of other types, stay unchanged.
     """
     if isinstance(value, Markdown):
         return value

@@ -29,14 +29,16 @@ _BASES = {
 def plugin_server(name: str, ours: Collection[str]) -> type:
     """Import the server class of a plugin method.
 
-    A whole module must declare exactly one subclass of ``Method``, the base of server classes.
+    The plugin's name leads to the class itself, as ``module:Class`` does, or only to a module. Such
+    a module must declare exactly one subclass of ``Method``, the base of all server classes.
 
     Args:
         name: the plugin, as the setting 'method' names it.
-        ours: fedsilo's own methods, whose names no plugin may take.
+        ours: the names of fedsilo's own methods, which no plugin may take.
 
     Raises:
-        SettingError: no plugin has that name, or it cannot be imported or has no such class.
+        SettingError: no plugin has that name, its module cannot be imported, the class is not a
+            subclass of ``Method``, or the module does not declare exactly one.
     """
     found, base = resolve_plugin("method", name, ours), resolve_name(_BASES["strategies"])
     if inspect.ismodule(found):
@@ -60,18 +62,26 @@ def plugin_server(name: str, ours: Collection[str]) -> type:
 def plugin_part(server: type, room: str, suffix: str) -> Any:
     """Find the settings class or the site class of a plugin method, if the plugin has its own.
 
-    For a server class ``Mine``, it is ``MineSettings`` or ``MineSite`` in the same module.
+    The class is in the module of the plugin's server class, and is checked here. For a server class
+    ``Mine``, its name is ``MineSettings`` or ``MineSite``. A settings class has a ``group``, which
+    is the first part of its keys. If the class does not set ``group``, the last part of the
+    module's name becomes the group, with '-' in place of '_'.
 
     Args:
-        server: the server class.
-        room: "models" for settings, "client_app" for a site.
-        suffix: "Settings" or "Site".
+        server: the plugin's server class, such as ``Mine``.
+        room: "models" for the settings class, "client_app" for the site class.
+        suffix: the end of the class's name: "Settings" or "Site".
 
     Returns:
-        The class; None if missing.
+        The class; None if the module has no class of that name.
 
     Raises:
-        SettingError: the class cannot be used, or is named after no server class.
+        SettingError: one of these faults was found:
+            - The class does not extend ``OwnSettings`` or ``SiteMethod``, or leaves an abstract
+              function undefined.
+            - A settings class is not a dataclass, or has a field that ``setting`` did not declare.
+            - The class is missing, but the module has a settings or site class whose name belongs
+              to no server class.
     """
     module = import_module(server.__module__)
     part: Any = getattr(module, server.__name__ + suffix, None)
@@ -116,7 +126,8 @@ def _classes_in(module: ModuleType, base: type) -> list[type]:
     """List the subclasses of ``base`` that a plugin's module declares, in the order of declaration.
 
     Classes that the module only imports are left out, unless they come from one of its submodules.
-    ``base`` itself counts if the module declares it.
+    ``base`` itself counts if the module declares it. If the module has a class under two names, the
+    class is listed twice.
     """
     own = []
     for part in vars(module).values():
@@ -131,8 +142,19 @@ def _classes_in(module: ModuleType, base: type) -> list[type]:
 def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) -> None:
     """Check that no settings or site class of a plugin would be ignored because of its name.
 
-    Its name must be that of a server class plus ``suffix``, which is "Settings" or "Site", or begin
-    with '_'. Otherwise a SettingError is raised.
+    A plugin's settings class or site class is found by its name, which must be the name of a server
+    class in the same module plus ``suffix``. Classes whose names begin with '_' are exempt. They
+    may only serve as base classes.
+
+    Args:
+        module: the plugin's module.
+        server: the plugin's server class, from which the error suggests a name.
+        base: the base class of settings classes or site classes.
+        suffix: the end of the names of such classes: "Settings" or "Site".
+
+    Raises:
+        SettingError: the name of a class belongs to no server class. The error names the first such
+            class in alphabetical order.
     """
     methods = _classes_in(module, resolve_name(_BASES["strategies"]))
     taken = {f"{method.__name__}{suffix}" for method in methods}
@@ -151,8 +173,13 @@ def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) ->
 def _refuse_undeclared(settings: type, where: str) -> None:
     """Check that a plugin's settings class is a dataclass whose fields are all declared settings.
 
-    Each field must be made by ``setting(...)`` and have a type annotation. Otherwise a SettingError
-    is raised. ``where`` describes the module in it, such as "module 'own'".
+    Each field must be made by ``setting(...)`` and have a type annotation, because fedsilo would
+    ignore any other field. Whether the dataclass is frozen is not checked. ``where`` describes the
+    module in the error, such as "module 'own'".
+
+    Raises:
+        SettingError: the class is not a dataclass, or a field breaks this rule. The error lists
+            such fields.
     """
     undeclared = []
     if is_dataclass(settings):

@@ -58,15 +58,20 @@ def module_of(entry: str) -> str:
 def load_plugins(named: str, taken: Collection[str], pins: Mapping[str, str] = {}) -> None:
     """Execute the files in the setting 'plugin' as modules.
 
-    A file that has not changed is not executed again.
+    A file that was executed before and has not changed is not executed again. A module gets its
+    file's name without '.py'. That name must be a Python identifier. It must not be in ``taken``,
+    or belong to a module that is not a plugin file.
 
     Args:
-        named: files FILE.py and modules, separated by commas. Modules are ignored.
+        named: the value of the setting: files FILE.py and names of modules, separated by commas.
+            The names of modules are ignored.
         taken: module names that no file may have.
-        pins: module -> the SHA-256 that its file must have, if any.
+        pins: module -> the SHA-256 that its file must have. A file without a pin may have any
+            content. The bytes that are executed are those that were compared.
 
     Raises:
-        SettingError: a file cannot be executed, differs from its pin, or has a forbidden name.
+        SettingError: a file cannot be read or executed, its digest differs from its pin, or its
+            name is not allowed.
     """
     for entry in plugin_entries(named):
         if entry.endswith(".py"):
@@ -92,8 +97,22 @@ def read_plugin(path: Path) -> bytes:
 def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> None:
     """Execute a plugin file as a module, which gets the file's name without '.py'.
 
-    An unchanged file is not executed again. ``pins`` maps modules to the SHA-256 that their files
-    must have. A wrong digest, a forbidden name or a failure raises a SettingError.
+    If the file is already loaded and its bytes have not changed, nothing is executed. A changed
+    file is executed again, and its module is replaced in ``sys.modules``. So is the module of
+    another plugin file with the same name. The executed bytes are always those whose digest was
+    computed, never a cached .pyc file. If the execution fails, the module is removed.
+
+    Args:
+        path: the file FILE.py, as an absolute path.
+        taken: module names that the file may not have.
+        pins: module -> the SHA-256 that its file must have, in hexadecimal digits. A file without a
+            pin may have any content.
+
+    Raises:
+        SettingError: the file cannot be read, or its digest differs from its pin. The error is also
+            raised if its name is not a Python identifier, is in ``taken`` or belongs to a module
+            that is not a plugin file, and if its execution raises any exception, including
+            SystemExit.
     """
     name = path.stem
     content = read_plugin(path)
@@ -125,8 +144,9 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
 def _is_other_module(name: str, path: Path) -> bool:
     """Return whether a module name is taken by a module that is not the file ``path``.
 
-    The module may be loaded or only importable. Callers must not ask about loaded plugin files,
-    because their modules always count as taken.
+    A name is taken if it belongs to a loaded module, or to one that could be imported. A loaded
+    module without an import specification counts even if ``path`` is its file. The modules of
+    plugin files have none, so callers must not ask about those.
     """
     try:
         spec = find_spec(name)
@@ -139,12 +159,15 @@ def _is_other_module(name: str, path: Path) -> bool:
 def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
     """Find the plugins for a setting in the entry points of the installed packages.
 
+    No plugin is imported.
+
     Args:
         key: the setting, such as 'method'.
-        ours: fedsilo's built-in choices, whose names no plugin may have.
+        ours: fedsilo's built-in choices for this setting, whose names no plugin may have.
 
     Returns:
-        Name -> ``module:object``. A plugin for 'method' may have only ``module``.
+        Name of the plugin -> ``module:object``. A plugin for 'method' may have only ``module``. The
+        mapping is empty if no package offers a plugin.
 
     Raises:
         SettingError: a package offers a name in ``ours``, or two packages offer different plugins
@@ -167,14 +190,15 @@ def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
 def is_plugin_name(key: str, name: str) -> bool:
     """Return whether ``name`` can be the name of a plugin for the setting ``key``.
 
-    Three forms are accepted:
+    Nothing is imported, and whether the plugin exists is not checked. Three forms are accepted:
 
     - ``module:object``;
     - ``timm:name`` for the setting 'network', which is a network of the package timm;
-    - any name that an installed package offers by an entry point.
+    - any name that an installed package offers for ``key`` by an entry point.
 
     Raises:
-        SettingError: two packages offer different plugins under one name.
+        SettingError: ``name`` has neither of the first two forms, and two installed packages offer
+            different plugins for ``key`` under the same name. That name may be any.
     """
     if key == "network" and _TIMM.fullmatch(name):
         return True
@@ -213,15 +237,24 @@ def plugin_name(key: str, name: str) -> str:
 def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
     """Find a plugin's module and object from its name, without importing them.
 
-    The object is empty for a whole module.
+    Three forms are allowed:
+
+    - ``module:object``;
+    - a name that an installed package offers by an entry point;
+    - for a method, the name of a module. It has a dot, or the module is a loaded plugin file.
+
+    If the name stands for a whole module, the result's object is empty. Whether the module and
+    object exist is not checked.
 
     Args:
         key: the setting, such as 'method'.
-        name: ``module:object``, a name that a package offers, or a method's module.
-        ours: fedsilo's own names, which no package may offer.
+        name: the plugin, as the setting names it.
+        ours: fedsilo's own names, which no package may offer, and which the error lists.
 
     Raises:
-        SettingError: no plugin has such a name, or a package offers a name that is taken.
+        SettingError: the name has none of these forms. For a name without ':', the error is also
+            raised if a package offers a name in ``ours``, or two packages offer different plugins
+            under one name.
     """
     entries: dict[str, str] = {}
     if ":" not in name:
@@ -241,13 +274,17 @@ def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
 def resolve_plugin(key: str, name: str, ours: Collection[str]) -> Any:
     """Import and return the plugin that a setting names. A method may be a whole module.
 
+    Whether the object is of the right kind is not checked.
+
     Args:
         key: the setting, such as 'method'.
-        name: ``module:object``, a name that a package offers, or a method's module.
-        ours: fedsilo's own names, which no package may offer.
+        name: the plugin: ``module:object``, a name that an installed package offers, or the name of
+            a method's module.
+        ours: fedsilo's own names, which no package may offer, and which the error lists.
 
     Raises:
-        SettingError: no plugin has that name, or it cannot be imported.
+        SettingError: no plugin has that name, its module cannot be imported, or the module lacks
+            the object.
     """
     place = locate_plugin(key, name, ours)
     module = _import_module(place.module, f"{_KINDS[key]} '{name}'")
@@ -297,19 +334,21 @@ def wrong_plugin(key: str, name: str, found: Any, wanted: str) -> SettingError:
 def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -> dict[str, Value]:
     """Copy a run config, and replace 'plugin-settings' in the copy by the settings inside it.
 
-    'plugin-settings' has a plugin method's settings as a JSON object, ``{"group.key": value}``. Its
-    settings override ``values``.
+    Flower accepts only keys that pyproject.toml lists. Therefore a plugin method's settings travel
+    as one JSON object, ``{"group.key": value}``, in 'plugin-settings'. The copy has each of them
+    under its key, even if ``values`` has another value for that key. Common settings inside
+    'plugin-settings' are refused, because a site has already checked the values of common settings.
 
     Args:
-        values: the run config.
-        common: the keys of the common settings, which are refused.
+        values: the run config, which must have 'plugin-settings'.
+        common: the keys of the common settings.
 
     Raises:
-        SettingError: 'plugin-settings' is not such an object, or has a common setting.
+        SettingError: 'plugin-settings' is not a JSON object of single values, or has a key that is
+            in ``common`` or has no group.
     """
     carried = _parse_carried(str(values[_CARRIER]))
     for key in carried:
-        # A site has already checked the values of common settings, so none may change here.
         # Every key without a group is a common setting, also the names that common ones once had
         if key in common or "." not in key:
             raise SettingError(
@@ -385,8 +424,10 @@ def without_working_folder() -> Iterator[None]:
 def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
     """Compute a digest of the code of plugins, by which a run notices that a plugin has changed.
 
-    Each plugin's top-level module is imported first. The digest of a package also covers its data
-    files, such as YAML and JSON.
+    Each plugin's top-level module is imported first, which runs its code. A module's digest covers
+    its file, and a package's digest its Python, TOML, Markdown, YAML, JSON and JSON Lines files. A
+    file that ``load_plugins`` has executed is not imported again. Its digest covers the executed
+    bytes.
 
     Returns:
         Top-level module -> SHA-256, sorted by module.
@@ -433,7 +474,9 @@ def stated_digests(text: str) -> dict[str, str]:
 def changed_plugins(digests: Mapping[str, str], text: str) -> list[str]:
     """List the plugin modules that have changed since a run began, sorted.
 
-    A module has also changed if only one of ``digests`` and ``text`` has it.
+    A module has changed if ``digests`` and ``text`` have different digests for it, or if only one
+    of them has the module. The format of ``text`` is not checked, so an entry without '=' is a
+    module with an empty digest.
 
     Args:
         digests: module -> SHA-256 of the plugin now.
@@ -471,9 +514,12 @@ def _import_and_digest(module: str) -> str:
 def module_digest(module: str) -> str:
     """Compute the SHA-256 of a top-level module's code without importing the module.
 
-    The digest of a package covers its Python, TOML, Markdown, YAML, JSON and JSON Lines files. For
-    an executed plugin file, it covers the executed bytes. A module that does not exist or has no
-    file gives an empty string.
+    If the module is a plugin file that was executed, the digest is that of the executed bytes.
+
+    Returns:
+        The digest of the module's file or, for a package, of its Python, TOML, Markdown, YAML, JSON
+        and JSON Lines files. An empty string stands for a module that does not exist or has no
+        file.
     """
     known = getattr(sys.modules.get(module), _DIGEST, "")
     if known:
@@ -495,8 +541,9 @@ def module_digest(module: str) -> str:
 def _package_digest(folders: Iterable[str]) -> str:
     """Compute one SHA-256 over the files of a package that decide how the package works.
 
-    These are the Python, TOML, Markdown, YAML, JSON and JSON Lines files at any depth. The digest
-    covers their contents and their paths in the folder.
+    These are the Python, TOML, Markdown, YAML, JSON and JSON Lines files in ``folders`` and their
+    subfolders. The digest covers the content of each file and its path in the folder. The order of
+    ``folders`` matters, but within a folder the files are sorted by path.
     """
     total = hashlib.sha256()
     for folder in folders:

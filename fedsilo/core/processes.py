@@ -102,8 +102,9 @@ def end_run(home: Path) -> None:
     """End all processes of a run except the calling process.
 
     A process belongs to the run if its environment variable FLWR_HOME is ``home``, the run's
-    folder. Its descendants are ended too. Processes of other users are skipped, because their
-    environment is hidden.
+    folder. Its descendants are ended too, and its parent need not exist any more. Up to five passes
+    find processes that start during an earlier pass. Processes of other users are skipped, because
+    their environment is hidden.
     """
     for _ in range(_PASSES):
         marked = []
@@ -158,12 +159,13 @@ def process_of(pid: int, started: float) -> psutil.Process | None:
 def end_with(process_id: int, by: signal.Signals | None = None) -> None:
     """Make this process exit with status 1 soon after another process has ended for any reason.
 
-    If the other process does not exist at the time of the call, this process exits at once.
+    A daemon thread checks the other process twice a second. If the other process does not exist at
+    the time of the call, this process exits at once and without the signal ``by``.
 
     Args:
         process_id: the id of the process to watch.
-        by: a signal that this process sends to itself 5 seconds before it exits; None for no
-            signal.
+        by: a signal that this process first sends to itself, so that it can end in order. It exits
+            5 seconds later in any case. If None, it exits without a signal.
     """
     try:
         process = psutil.Process(process_id)

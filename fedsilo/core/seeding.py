@@ -21,7 +21,7 @@ def derive_seed(seed: int, *key: int | str) -> int:
     The result is from 0 to 2^63 - 1.
 
     Args:
-        seed: the run's seed.
+        seed: the run's seed. Callers give 0 for random numbers that must be the same in every run.
         key: the purpose of the random numbers, followed by details such as the site and the round.
             Order and types count: 1 and "1" give different seeds.
     """
@@ -45,9 +45,10 @@ def seed_generators(
 ) -> Iterator[None]:
     """Seed torch's global generators by ``(seed, *key)`` inside the ``with`` block.
 
-    The CPU's generator is always seeded. If ``device`` is a CUDA device, the generators of all GPUs
-    are seeded too. After the block, the generators of the CPU and of ``device`` are as before.
-    Those of other GPUs are not restored.
+    Dropout and weight initialisation read only the global generators. The CPU's generator is always
+    seeded. If ``device`` is a CUDA device, the generators of all GPUs are seeded too. After the
+    block, the generators of the CPU and of ``device`` are as before. Those of other GPUs are not
+    restored.
     """
     import torch
 

@@ -72,10 +72,27 @@ def setting(
 ) -> Any:
     """Declare a dataclass field as a setting, with its default, help text and allowed values.
 
-    A value must have the default's type, but an int may stand for a float. A number obeys the
-    bounds ``gt``, ``ge``, ``lt`` and ``le``. A whole string matches ``pattern``, which ``wording``
-    describes in errors. ``keys_with`` finds settings by their ``roles``. Users never set an
-    internal setting.
+    The type of the field may be a ``Literal`` of the allowed strings. The function ``build`` later
+    checks a run's values against this declaration. The default itself is not checked. A float may
+    not be infinite or NaN.
+
+    Args:
+        default: the default. A value must be of the default's type, but an int may stand for a
+            float.
+        help: one line that describes the setting.
+        roles: one label or several, such as "own". ``keys_with`` lists all settings that have a
+            label.
+        wording: describes the allowed strings in errors, if no ``Literal`` lists them.
+        is_internal: whether only fedsilo sets the setting, never a user. Lists of settings leave
+            out internal ones.
+        gt: the number must be greater than this.
+        ge: the number must be at least this.
+        lt: the number must be less than this.
+        le: the number must be at most this.
+        pattern: a regular expression that the whole string must match.
+
+    Returns:
+        The result of ``dataclasses.field``, whose metadata hold the declaration.
     """
     named = (roles,) if isinstance(roles, str) else roles
     said = {"roles": named, "wording": wording, "is_internal": is_internal}
@@ -123,8 +140,10 @@ def _owner_of(cls: type, field_name: str) -> type:
 def _group_of(cls: type) -> str:
     """Return the group of a settings class, which is the first part of its keys, such as "train".
 
-    The class's own attribute ``group`` is the group. Without it, the file's name is the group of a
-    built-in method. Any other class has an empty group.
+    The class's attribute ``group`` is the group. An inherited attribute does not count. If a class
+    in ``fedsilo/models/methods`` has no such attribute, the group is the name of its file, with '-'
+    in place of '_'. For any other class without the attribute, the result is empty, and the keys
+    have no group.
     """
     if "group" in vars(cls):
         return str(vars(cls)["group"])
@@ -137,8 +156,10 @@ def _group_of(cls: type) -> str:
 def _key_in_group(group: str, field_name: str) -> str:
     """Build the key by which users write a setting, such as ``train.batch-size``.
 
-    The key is the group, a dot, and the field's name with '-' for '_'. The name loses the group at
-    its beginning, so ``run_name`` becomes ``run.name``. Without a group, there is no dot.
+    The key is ``<group>.<name of the field>``, with '-' in place of '_'. If ``group`` is empty, the
+    key is only the name. If the name begins with the group and a '-', this beginning is left out:
+    the field ``run_name`` in the group ``run`` has the key ``run.name``. If the name equals the
+    group, the key is ``<group>.name``.
     """
     key = key_of(field_name)
     if not group:
@@ -154,7 +175,7 @@ def _names_by_key(cls: type) -> Mapping[str, str]:
     """Map the key of each setting of a settings class to the name of the setting's field.
 
     The settings are in the order of their declaration. The key of an inherited setting has the
-    group of the class that declares it.
+    group of the class that declares the setting. The result is computed once per class.
     """
     names = {}
     for field in dataclasses.fields(cls):
@@ -186,8 +207,8 @@ def groups_of(cls: type) -> dict[str, type]:
 def _read_rules(cls: type) -> Mapping[str, SettingRule]:
     """Map the key of each setting of a class to the setting's rule, in the order of declaration.
 
-    A rule has the help text, the type and the allowed values. Fields that were not declared by
-    ``setting`` are left out.
+    A rule has the help text, the type and the allowed values of a setting. Fields that were not
+    declared by ``setting`` are left out. The result is computed once per class.
     """
     rules = {}
     fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -200,8 +221,14 @@ def _read_rules(cls: type) -> Mapping[str, SettingRule]:
 def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
     """Build a setting's rule from its dataclass field, to describe the allowed values.
 
-    The words ``allowed`` list the choices, then the wording or else the pattern. Without these,
-    they give the bounds, such as "above 0". ``hint`` is the type of the field.
+    The rule's ``allowed`` describes the allowed values in words, for errors. It lists the choices
+    if there are any, and then has the wording. Without a wording, it has the pattern. If all three
+    are missing, it has the bounds, such as "above 0 and at most 1". ``minimum`` and ``maximum`` are
+    the bounds as numbers. A missing bound is infinite.
+
+    Args:
+        field: the field, as ``setting`` made it.
+        hint: the type of the field.
     """
     said = field.metadata
     choices = _choices_of(hint)
@@ -232,7 +259,11 @@ def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
 def _choices_of(hint: Any) -> tuple[str, ...]:
     """Return the strings that the type of a setting allows; empty if they are not limited.
 
-    The first ``Literal`` has them. As in ``Literal["a"] | None``, it may be one of several types.
+    The strings come from a ``Literal``, which is the type itself or a direct argument of the type,
+    as in ``Literal["a"] | None``. Of several arguments, the first ``Literal`` counts.
+
+    Args:
+        hint: the type of a field.
     """
     if get_origin(hint) is Literal:
         return get_args(hint)
@@ -323,11 +354,13 @@ def build(cls: type[S], values: Mapping[str, Value]) -> S:
 
     Args:
         cls: the settings class.
-        values: key of a setting -> value.
+        values: key of a setting -> value. All keys must belong to ``cls``, so callers select them
+            from a run config by ``values_of``.
 
     Raises:
-        SettingError: a key is unknown, a value is not allowed, or the class's ``__post_init__``
-            refuses the combination. If several values are wrong, the error names one.
+        SettingError: a key is unknown, a value has the wrong type or is not allowed, or the class's
+            ``__post_init__`` refuses the combination of values. If several values are wrong, the
+            error names one.
     """
     # mypy does not accept type[S] as the key of a cache
     plain: type = cls
@@ -361,11 +394,12 @@ def build_from_file(
     Args:
         cls: the settings class.
         content: the mapping.
-        place: prefix of the keys in errors.
-        more: further allowed keys, whose values are ignored.
+        place: prefix of the keys in errors, such as the group and a dot; empty for none.
+        more: further keys that the mapping may have. Their values are ignored.
 
     Raises:
-        SettingError: a key is unknown, or a value is not allowed.
+        SettingError: a key is unknown, a value has the wrong type or is not allowed, or the class's
+            ``__post_init__`` refuses the combination of values. Lists and mappings are wrong types.
     """
     plain: type = cls
     rules = _read_rules(plain)
@@ -381,8 +415,19 @@ def build_from_file(
 def _prepare_value(key: str, value: Value, rule: SettingRule) -> Value:
     """Check a setting's value for faults that pydantic does not notice, and return the value.
 
-    A bool becomes 'true' or 'false' if this string is a choice. A whole number must fit into 64
-    bits. A string must be printable, with at most 4096 characters.
+    The returned value is the given one, with one exception. A bool becomes the string 'true' or
+    'false' if this string is one of the setting's choices. Ranges and patterns are not checked
+    here.
+
+    Args:
+        key: the setting, for the error.
+        value: the value.
+        rule: the setting's rule, which has the type and the choices.
+
+    Raises:
+        SettingError: a whole number does not fit into 64 bits, or a string setting has another
+            value than a string. A string is refused if it has more than 4096 characters, is not
+            printable, or names an unknown user after '~'.
     """
     if rule.kind is str and isinstance(value, bool) and str(value).lower() in rule.choices:
         # TOML and YAML read a bare 'deterministic=true' as a bool
@@ -402,8 +447,11 @@ def _prepare_value(key: str, value: Value, rule: SettingRule) -> Value:
 def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> SettingError:
     """Build the error for a value that is not allowed. The caller raises it.
 
-    The message quotes the value and describes the allowed ones. ``fault`` is pydantic's name for
-    the fault, such as 'finite_number'. It decides whether the message names a type too.
+    Args:
+        key: the setting.
+        value: the value that was given.
+        rule: the setting's rule, which describes the allowed values.
+        fault: the kind of fault, by pydantic's name for it, such as 'greater_than'.
     """
     # A number's range needs no type: 'must be above 0'. A text's range describes the allowed texts
     has_kind = type(value) is rule.kind or (rule.kind is float and type(value) is int)
@@ -430,8 +478,9 @@ def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> Setti
 def _text_fault(text: str) -> str | None:
     """Describe the rule that the string of a setting breaks; None if it breaks none.
 
-    The description follows the setting's name. The string must be printable and have at most 4096
-    characters. A user's name after '~' must be known to this machine.
+    The description follows the setting's name, as in "must have ...". The string must be printable
+    and have at most 4096 characters. If it begins with '~' and a user's name, this machine must
+    know the user.
     """
     if len(text) > _LONGEST or not text.isprintable():
         return f"must have at most {_LONGEST} characters, all of which can be printed"

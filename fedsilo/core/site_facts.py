@@ -135,13 +135,13 @@ class SiteFacts:
         """Build the facts from the entries of a ConfigRecord.
 
         Args:
-            config: the entries that ``to_config`` made. Only the software, the task and the sums
-                may be missing.
+            config: the entries that ``to_config`` made. Some entries may be missing: then
+                ``software`` is empty, ``task`` is classification, and ``sums`` is None. All other
+                entries are required.
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError: the
-                entries are not valid facts. A site may send anything, so callers catch all of
-                these.
+            entries are not valid facts. A site may send anything, so callers catch all of these.
         """
         config = {"software": "{}", "task": CLASSIFICATION, **config}
         said = {name: config[key_of(name)] for name in _PLAIN}
@@ -163,8 +163,11 @@ _AS_JSON = ("label_counts", "fingerprints", "features", "class_names", "measured
 def _validate_facts(cls: type, text: str) -> SiteFacts:
     """Build a site's facts from JSON, without converting values to the types of the fields.
 
-    Invalid JSON or a value of another type raises a ValueError. The error names the first such
-    value by its key.
+    pydantic checks the types in strict mode.
+
+    Raises:
+        ValueError: the text is not valid JSON, or a value does not have the type of its field. The
+            error names the first such value by its key.
     """
     kind: type = cls  # mypy does not take the class of a dataclass for hashable, as a cache needs
     try:
@@ -178,10 +181,16 @@ def _validate_facts(cls: type, text: str) -> SiteFacts:
 
 
 def _find_split_fault(facts: SiteFacts) -> str:
-    """Describe the first fault in a site's task, label counts or measured splits; empty if none.
+    """Describe the first fault in a site's task, label counts or measured splits.
 
-    The task must be in ``TASKS``. Each split needs one label count per stratum, such as a class.
-    Any label counts must include the split train.
+    The description is a clause, and is empty if there is no fault. These rules are checked in this
+    order:
+
+    - The task must be in the table ``TASKS``.
+    - The label counts of each split must have one count per stratum of the task. A stratum is a
+      group of samples, such as a class. No count may be negative.
+    - If there are label counts, they must include the split train, whose counts may be 0.
+    - The measured splits, for which the site sends metrics, must be among train, val and test.
     """
     if facts.task not in TASKS:
         return f"'task' is '{one_line(facts.task, 40)}', which is none of {', '.join(TASKS)}"
@@ -202,8 +211,18 @@ def _find_split_fault(facts: SiteFacts) -> str:
 def _read_sums(config: Mapping[str, Any], features: int) -> Sums | None:
     """Read the sums over a table's training rows from the entries of a ConfigRecord.
 
-    Each entry must have ``features`` finite numbers. Counts and sums of squares must not be
-    negative. Otherwise a ValueError is raised. The result is None if "sums-count" is missing.
+    Args:
+        config: the entries "sums-count", "sums-total" and "sums-squares", each a list of numbers.
+        features: the length that each list must have. It is the number of features, plus 1 for an
+            outcome that is a number.
+
+    Returns:
+        The sums; None if the entry "sums-count" is missing.
+
+    Raises:
+        ValueError: a list does not have ``features`` finite numbers, or a count or a sum of squares
+            is negative.
+        KeyError: one of the other two entries is missing.
     """
     if "sums-count" not in config:
         return None

@@ -66,9 +66,9 @@ class MeasuredFeature(Part):
     def cells(self) -> int:
         """The number of cells in the histogram; 0 for a feature with neither edges nor levels.
 
-        A feature has a cell for each level. Without levels, k edges make k + 1 cells, because
-        values beyond the outer edges count too. If ``lacking`` is True, samples without a value
-        have one more cell.
+        A feature has a cell for each level. Without levels, k edges make k + 1 cells. The first and
+        the last of these are for values beyond the outer edges. A feature with edges or levels has
+        one more cell if ``lacking`` is True, for samples without a value.
         """
         # k edges make k + 1 cells, because values below the first and above the last count too
         known = len(self.levels) or (len(self.edges) + 1 if self.edges else 0)
@@ -156,8 +156,15 @@ class Survey(Part):
     def _check_parts(self) -> Survey:
         """Check that the parts of a site's answer match the classes and features in ``about``.
 
-        For example, labels must have one count per class. The first problem raises a ValueError.
-        The result is the answer, unchanged.
+        The part ``about`` says to which classes and features the other parts belong. For example,
+        labels must have one count per class. ``_find_problems`` has all rules. pydantic calls this
+        function once it has built the answer.
+
+        Returns:
+            The answer, unchanged.
+
+        Raises:
+            ValueError: a part does not match. The message describes only the first problem.
         """
         problem = next(self._find_problems(), "")
         if problem:
@@ -167,8 +174,11 @@ class Survey(Part):
     def _find_problems(self) -> Iterator[str]:
         """Yield a sentence for each part of a site's answer that does not match the part ``about``.
 
-        Labels need one count per class. Each histogram needs the cells that its feature declares.
-        Means and percentiles must belong to declared features. A withheld part is skipped.
+        ``about`` declares the classes, the features of samples and the features of files. Labels
+        need one count per class. Each histogram, also in ``files``, must belong to a declared
+        feature and have as many cells as that feature declares. Means and percentiles must belong
+        to declared features, but some may be missing. ``samples`` and ``left_out`` are not checked.
+        A part that the site withholds (None) is skipped.
         """
         about = self.about
         for cells in (self.labels or {}).values():
@@ -207,13 +217,15 @@ class Survey(Part):
     def from_config(cls, config: Mapping[str, Any]) -> Survey:
         """Build a site's answer to a survey from the entries of a ConfigRecord.
 
+        A survey asks each site for counts and statistics of its data.
+
         Args:
-            config: the parts of the answer as JSON strings. Their names have '-' for '_'. Only
-                'about' is required. Any other missing part is withheld and becomes None.
+            config: name of a part -> its JSON string, for each part that the site did not withhold.
+                The names have '-' in place of '_'.
 
         Raises:
             ValueError: the entries are not a valid answer to a survey.
-            RecursionError: the JSON is nested too deeply.
+            RecursionError: the JSON of an entry is nested too deeply.
         """
         content = {}
         for key, value in config.items():
@@ -232,8 +244,14 @@ def _find_cell_problems(
 ) -> Iterator[str]:
     """Yield a sentence for each feature whose histogram does not have the declared number of cells.
 
-    A feature that was not declared gets such a sentence too. A further sentence comes first if two
-    declared features have the same name. ``part`` is "histograms" or "files".
+    A histogram of a feature that was not declared counts as such a histogram. If two declared
+    features have the same name, the first sentence says so.
+
+    Args:
+        part: the part of the site's answer that has the histograms, "histograms" or "files". The
+            sentences name it.
+        by_name: feature -> counts of the cells.
+        measured: the features that the answer declares, each with its number of ``cells``.
     """
     cells = {feature.name: feature.cells for feature in measured}
     if len(cells) != len(measured):

@@ -64,12 +64,14 @@ def tasks_except(name: str) -> tuple[str, ...]:
 def numeric_columns(task: str, features: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the columns that all sites standardise together.
 
-    These are a table's features and, if the labels of the task are numbers, the outcome.
+    These are a table's features and, if the labels of the task are numbers, the outcome. Sites send
+    sums over these columns, in this order.
 
     Args:
         task: a name in ``TASKS``.
         features: the names of the features; empty for images.
-        names: the outcome's name, which is ignored unless the labels are numbers.
+        names: the outcome's name as the only item, if the labels are numbers. For any other task,
+            ``names`` is ignored.
 
     Raises:
         KeyError: ``TASKS`` does not have the task.
@@ -82,8 +84,8 @@ def numeric_columns(task: str, features: Sequence[str], names: Sequence[str]) ->
 def count_strata(task: str, outputs: int) -> int:
     """Return the number of groups, called strata, in which a site counts its samples.
 
-    The number is 1 for regression and multi-label, and 2 for survival. In any other task each class
-    is a group.
+    Some tasks have a fixed number: 1 for regression and multi-label, 2 for survival. In any other
+    task each class is a group, and the number is ``outputs``.
 
     Args:
         task: a name in ``TASKS``.

@@ -99,11 +99,12 @@ def processor() -> str:
 def refuse_other_versions(server: Mapping[str, Any]) -> None:
     """Check that the server's versions of fedsilo and Flower match those of this site.
 
-    Two versions match if their first two numbers are equal. A version that the server does not send
-    is accepted.
+    Two versions match if their first two numbers are equal, because a third number changes neither
+    messages nor settings. A version that the server does not send is accepted.
 
     Args:
-        server: the ConfigRecord entries that ``own_versions`` built at the server.
+        server: the ConfigRecord entries that ``own_versions`` built at the server. Further entries
+            are ignored.
 
     Raises:
         SiteError: a version differs. If both differ, the error names fedsilo's.

@@ -84,11 +84,18 @@ def make_authority(secrets: Path) -> None:
 def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
     """Make a new certificate for the server's key, and return the time at which it expires.
 
-    The folder ``secrets`` has the authority's and the server's files. The certificate is valid for
-    one year, for ``hosts`` and this machine. Without ``hosts``, it keeps the old names.
+    The authority in ``secrets`` signs the certificate, which is written to ``server.crt`` and is
+    valid for one year. The server's key does not change.
+
+    Args:
+        secrets: the folder of ``ca.crt``, ``ca.key`` and ``server.key``.
+        hosts: names or IP addresses by which hospitals reach the server. The certificate is valid
+            for these, localhost and 127.0.0.1. If empty, its names are those of the existing
+            ``server.crt``.
 
     Raises:
-        DeploymentError: a file is missing or damaged, or the authority expires first.
+        DeploymentError: a file that is needed is missing or damaged, or the authority would
+            expire before the new certificate. Nothing was written.
     """
     try:
         authority = x509.load_pem_x509_certificate((secrets / "ca.crt").read_bytes())

@@ -45,11 +45,13 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?")
 def hospital_address(host: str | None) -> str:
     """Return the server's address for hospitals on other machines, in the form host:port.
 
-    ``host`` is HOST or HOST:PORT, with port 9092 by default. Without it, all sites are on this
-    machine, and the result is empty.
+    Args:
+        host: HOST or HOST:PORT, with port 9092 by default. An IPv6 address is not accepted. If
+            ``host`` is None or empty, all sites are on this machine, and the result is empty.
 
     Raises:
-        SettingError: the host is not a name or IPv4 address, or the port is invalid.
+        SettingError: ``host`` is not a host name or IPv4 address, or the port is not between 1
+            and 65535.
     """
     if not host:
         return ""
@@ -65,14 +67,15 @@ def hospital_address(host: str | None) -> str:
 
 
 def requested_node_config(options: DeploymentOptions) -> dict[str, Value]:
-    """Return the settings of the sites' nodes that the command's options request.
+    """Return the node config (settings of the sites' nodes) that the command's options request.
 
-    The options ``device`` and ``data_dir`` become the keys 'device' and 'data-dir'. Each text
-    key=value in ``node_config`` adds or replaces an entry. Its value is read as TOML, otherwise as
-    a string. Missing options are left out.
+    The options ``device`` and ``data_dir`` become the keys 'device' and 'data-dir', the latter with
+    an absolute path. Each text key=value in ``node_config`` adds an entry. Its value is read as
+    TOML, or taken as a string if it is not valid TOML. Such an entry replaces an earlier one with
+    the same key. Options that were not given are left out. Whether a key exists is not checked.
 
     Raises:
-        SettingError: a text does not have the form key=value.
+        SettingError: a text in ``node_config`` does not have the form key=value.
     """
     config: dict[str, Value] = {}
     if options.get("device"):
@@ -89,12 +92,14 @@ def requested_node_config(options: DeploymentOptions) -> dict[str, Value]:
 def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
     """Check that the options given for an existing deployment agree with it.
 
-    The host, the number and names of the sites on this machine, and the node settings are compared.
-    Options that were not given are ignored. Without a site on this machine, every given node
-    setting is refused.
+    Only options that were given are compared: ``host``, the number and the names of the sites on
+    this machine, and node config entries (settings of the sites' nodes). The order of names does
+    not matter. Entries are compared with those of the first site, because all sites have the same
+    ones. If there is no site on this machine, every given entry is refused.
 
     Raises:
-        SettingError: an option is malformed or differs from the deployment.
+        SettingError: an option is malformed or differs from the deployment. The message names
+            the option.
     """
     # All sites have the same keys, but for their names and folders, so the first one is compared
     config = next(iter(deployment.node_config.values()), {})
@@ -117,13 +122,17 @@ def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
 
 
 def refuse_other_silos(deployment: Deployment, experiment: str, options: DeploymentOptions) -> None:
-    """Check that an experiment's silos, the parts of its data, are an existing deployment's sites.
+    """Check that the silos of ``experiment`` are the sites of an existing deployment.
 
-    The names must be equal. Nothing is checked if the option ``site`` names the sites. The same
-    holds if all sites are on other machines and ``sites`` is not given.
+    A silo is one site's part of the experiment's data. The names of the silos must equal those of
+    the sites on this machine. The check is skipped in two cases:
+
+    - The option ``site`` is given, which names the sites itself.
+    - All sites are on other machines, and the option ``sites`` does not give their number.
 
     Raises:
-        SettingError: the names or their number differ, or the experiment is invalid.
+        SettingError: the names differ, the number of silos is not ``sites``, or the experiment
+            or its settings are invalid.
     """
     count, sites = options.get("sites"), several(options.get("site"))
     if sites or (deployment.address and not deployment.sites and not count):
@@ -139,13 +148,29 @@ def refuse_other_silos(deployment: Deployment, experiment: str, options: Deploym
 
 
 def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -> Deployment:
-    """Plan a new deployment, without writing it: its sites, ports and the settings of its sites.
+    """Plan a new deployment: its sites, its ports and the settings of its sites (node config).
 
-    The option ``site`` names the sites on this machine. With ``host`` but not ``sites``, there are
-    none. Otherwise they are the experiment's silos, the parts of its data. The ports are free now.
+    The first of these rules that applies chooses the sites on this machine:
+
+    1. The option ``site`` names them.
+    2. With the option ``host`` but not ``sites``, there are none yet, because hospitals may join
+    later.
+    3. They are the silos of ``experiment``, the parts of its data. ``sites`` may set their number.
+
+    The ports are free now, but are not reserved. With ``host``, the port for hospitals comes from
+    that option, and is not checked. By default, sites use the CPU, the folders in $FEDSILO_DATA and
+    $FEDSILO_CACHE, and the level of trust 'server'. No file of the deployment is written.
+
+    Args:
+        folder: the absolute path of the deployment's folder, which need not exist.
+        experiment: the name of an experiment, or of a method, which runs with its defaults.
+        options: the options of ``deploy up``. ``node_config`` overrides the defaults.
 
     Raises:
-        SettingError: the experiment, folder or an option cannot be used.
+        SettingError: the experiment, an option or a site's name cannot be used, or there is neither
+            a site nor ``host``. Also raised if ``folder`` is in fedsilo's checkout, except for
+            ``deployment``.
+        ProcessError: fedsilo was not installed from a checkout.
     """
     app = app_folder()
     if folder.is_relative_to(app) and folder != app / "deployment":
@@ -172,9 +197,10 @@ def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -
 def prepare(planned: Deployment) -> None:
     """Create the folders of a new deployment, and write its deployment.json.
 
-    The server and each site on this machine get a folder, with a subfolder ``flwr``. Only the owner
-    can open a new folder. Existing folders keep their mode. An existing deployment.json is
-    replaced.
+    The deployment has a folder for each member (the server and each site on this machine), with
+    a subfolder ``flwr`` for Flower's files. Only the owner can open a new folder. Missing
+    folders above the deployment get the system's default mode, and existing folders keep their
+    mode. An existing deployment.json is replaced.
     """
     planned.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for member in planned.members:
@@ -187,8 +213,15 @@ def prepare(planned: Deployment) -> None:
 def _silos(experiment: str, count: int | None, file: Path | None) -> list[str]:
     """List the names of an experiment's silos, which are the parts into which its data are split.
 
-    ``count`` requests a number of silos. None or 0 means the experiment's own. A ``SettingError``
-    follows if that number is impossible, as for data with natural sites.
+    Args:
+        experiment: the name of an experiment in ``file``, or of a method.
+        count: the requested number of silos. None or 0 means the experiment's own number.
+        file: the simulation file. None means the default file.
+
+    Raises:
+        SettingError: the experiment or its settings are invalid, or the number of silos is not
+            ``count``. The number cannot be chosen for a data set with natural sites, such as
+            hospitals.
     """
     # PyTorch, which takes seconds that status, logs and down can spare
     from fedsilo.engines.planning import plan_run
@@ -211,9 +244,12 @@ def _silos(experiment: str, count: int | None, file: Path | None) -> list[str]:
 def share_signing_keys(deployment: Deployment) -> None:
     """Make a signing key for each site on this machine, and let these sites trust each other.
 
-    A site joins secure sums only with sites whose keys it has marked as compared. One operator runs
-    all these sites, so no comparison is needed. Existing keys are kept, but a mark for an older key
-    is replaced.
+    A site joins secure sums only with sites whose keys are marked as compared in its list.
+    Hospitals compare keys by telephone. Here one operator runs all sites, so every site's key is
+    marked in the other sites' lists without a comparison.
+
+    Existing keys are kept. A mark for an older key is replaced, and a mark for the same key
+    keeps its date.
     """
     from fedsilo.client_app.privacy.signing import KnownKeys, signing_key
     from fedsilo.client_app.site.node import own_folder_of, owner_only
@@ -243,11 +279,12 @@ def share_signing_keys(deployment: Deployment) -> None:
 def make_secrets(deployment: Deployment) -> None:
     """Make the deployment's certificates and the key pairs of its sites, if they are missing.
 
-    Certificates are made only if the folder of secrets does not exist. Each site on this machine
-    without a private key gets a key pair. Existing files are kept.
+    If the folder of secrets does not exist, it is made with a new authority and a certificate for
+    the server. If the folder exists, no certificate is made. Then each site on this machine without
+    a private key gets a key pair. Existing files are not replaced or checked.
 
     Raises:
-        DeploymentError: other users may access an existing private key.
+        DeploymentError: the mode of an existing private key gives other users access.
     """
     from fedsilo.deployment.certificates import make_authority, make_hospital_key, sign_server
 
@@ -275,13 +312,26 @@ def make_secrets(deployment: Deployment) -> None:
 
 
 def up(folder: Path, experiment: str | None, options: DeploymentOptions, say: Say) -> Deployment:
-    """Start a deployment on this machine, and wait until the server reports its sites as online.
+    """Make a deployment if it is new, start the members that are not running, and wait for them.
 
-    A missing deployment is made first. Only members that are not running are started. The sites are
-    parts of the data of ``experiment``. For a new deployment, None means ``uefl-digits``.
+    The members are the server and the sites on this machine. The call returns when the server
+    reports all these sites as online.
+
+    Args:
+        folder: the deployment's folder, which may be relative.
+        experiment: the experiment whose silos (parts of its data) are the sites. For a new
+            deployment, None means ``uefl-digits``. For an existing one, None means that the silos
+            are not compared with its sites.
+        options: options for a new deployment. For an existing one, they must agree with it.
+        say: prints one line, such as a command that is run.
+
+    Returns:
+        The deployment, with the ids of its processes.
 
     Raises:
-        FedsiloError: an option is invalid or contradicts the deployment, or a member fails.
+        FedsiloError: an option is invalid or differs from the deployment, or another command is
+            changing the deployment. Also raised if a member does not start, or if the installed
+            version of Flower is not supported.
     """
     refuse_other_flower()
     refuse_below(1, "sites", options.get("sites"))
@@ -306,8 +356,24 @@ def up(folder: Path, experiment: str | None, options: DeploymentOptions, say: Sa
 def _start_missing(deployment: Deployment, say: Say) -> Deployment:
     """Start every member that is not running, register new sites, and wait until all are online.
 
-    The deployment's folder must be locked. Missing keys and certificates are made first. A wait of
-    more than 90 seconds for a member raises an error.
+    The members are the server and the sites on this machine. Missing keys and certificates are made
+    first. Then the server is started, new sites are registered at it, and the sites are started. A
+    killed site is not started again while the server still shows it as online. Each wait takes at
+    most 90 seconds.
+
+    The function also writes deployment.json, the registry of node ids and keys, and the file that
+    tells ``flwr`` the server's address.
+
+    Args:
+        deployment: the deployment, whose folder must be locked.
+        say: prints one line, such as a command that is run.
+
+    Returns:
+        The deployment, with the new processes and node ids.
+
+    Raises:
+        FedsiloError: a member does not start, or a key, certificate or registration cannot be
+            used.
     """
     make_secrets(deployment)
     share_signing_keys(deployment)
@@ -341,13 +407,15 @@ def _find_silent_server(deployment: Deployment) -> list[str]:
 
 
 def logs(folder: Path, member: str, lines: int) -> str:
-    """Return the last lines of the log of the server or of a site on this machine, oldest first.
+    """Return the last ``lines`` lines of the log of the server or of a site on this machine.
 
-    ``lines`` must be at least 1.
+    ``lines`` must be at least 1. The newest line is last. The call reads the whole file into
+    memory.
 
     Raises:
-        FedsiloError: there is no usable deployment, ``member`` is unknown or on another machine, or
-            it was never started.
+        FedsiloError: the folder has no usable deployment, the deployment has no member
+            ``member``, the member is on another machine, or it has no log because it was never
+            started.
     """
     path = read_deployment(folder).log(member)
     if not path.is_file():
@@ -360,15 +428,18 @@ def logs(folder: Path, member: str, lines: int) -> str:
 
 
 def down(folder: Path) -> tuple[Deployment, list[str]]:
-    """End a deployment's processes on this machine, the sites before the server. All files stay.
+    """End those processes of a deployment that run on this machine, the sites before the server.
 
-    A process that still runs 10 seconds after SIGTERM gets SIGKILL.
+    Each process gets SIGTERM and, if it still runs after 10 seconds, SIGKILL. The server ends last,
+    so that the sites can sign off. All files are kept. The deployment is not locked meanwhile.
 
     Returns:
-        The deployment as it was before, and the members that were running, with the server first.
+        The deployment, read before the processes ended, and the names of the members that were
+        running, with the server first.
 
     Raises:
         DeploymentError: the folder does not contain a usable deployment.
+        psutil.AccessDenied: a process belongs to another user.
     """
     deployment = read_deployment(folder)
     running = deployment.running()
@@ -386,8 +457,12 @@ def down(folder: Path) -> tuple[Deployment, list[str]]:
 def _start_process(deployment: Deployment, member: str, say: Say) -> Deployment:
     """Start a member's process in the background, and record its id in the deployment.
 
-    The process outlives this command and its terminal. Its output is appended to the member's log.
-    The result is the deployment with the new process id.
+    The process keeps running after this command has ended, and Ctrl-C in this terminal does not
+    reach it. Its output is appended to the member's log. The process id is also written to
+    deployment.json. ``say`` prints the command before it is run.
+
+    Returns:
+        The deployment with the new process id.
     """
     command = deployment.command(member)
     print_command(command, say)

@@ -52,12 +52,23 @@ def run(
 ) -> Path:
     """Run an experiment on a deployment, wait for its end, and return the run directory.
 
-    ``experiment`` is the name of an experiment or a method. ``overrides`` take precedence over all
-    other settings. ``sources.out`` is ignored, because the server chooses the place. Flower's log
-    is printed.
+    The run's settings are written to a TOML file in the server's folder. Flower's log of the run is
+    printed meanwhile.
+
+    Args:
+        experiment: the name of an experiment, or of a method, which runs with its defaults.
+        folder: the deployment's folder.
+        sources: the files and changed settings of the run. Its ``out`` is ignored, because the run
+            directory is in the server's folder.
+        say: prints the commands that start the run and show its log.
+        seed: the run's seed. None means the experiment's seed.
+        name: the run's name. None means the experiment's name for runs, or a generated one.
+        overrides: settings that take precedence over all others, including ``seed`` and ``name``.
 
     Raises:
-        FedsiloError: a setting is invalid, a member is not online, or the run failed.
+        FedsiloError: a setting is invalid, the server or a site on this machine is not online,
+            the run directory cannot be used, or the run failed. If a failed run has a directory,
+            the message ends with the command that resumes it.
     """
     deployment, settings, directory = plan(
         experiment, folder, sources, seed=seed, name=name, overrides=overrides
@@ -92,11 +103,25 @@ def plan(
 ) -> tuple[Deployment, RunSettings, Path]:
     """Build the settings of a run on a deployment, and check that the run could start.
 
-    The server and the run's local sites must be online. ``overrides`` take precedence over all
-    other settings. ``sources.out`` is ignored. The run directory in the result may not exist yet.
+    Nothing is started. The server must be running, and the run's sites on this machine must be
+    online. The run directory must be usable. Hospitals on other machines are not checked.
+
+    Args:
+        experiment: the name of an experiment, or of a method, which runs with its defaults.
+        folder: the deployment's folder.
+        sources: the files and changed settings of the run. Its ``out`` is ignored, because the run
+            directory is in the server's folder.
+        seed: the run's seed. None means the experiment's seed.
+        name: the run's name. None means the experiment's name for runs, or a generated one.
+        overrides: settings that take precedence over all others, including ``seed`` and ``name``.
+
+    Returns:
+        The deployment, the settings of the run, and the path of the run directory, which may not
+        exist yet.
 
     Raises:
-        FedsiloError: a member is not online, or a setting or directory is unusable.
+        FedsiloError: the folder has no usable deployment, the server or a site on this machine
+            is not online, a setting is invalid, or the run directory cannot be used.
     """
     deployment = read_deployment(folder)
     chosen: dict[str, Value] = {}
@@ -115,13 +140,23 @@ def plan(
 
 
 def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int | None) -> Meeting:
-    """Ask the sites of a deployment about their data, such as the number of samples.
+    """Ask the sites of a deployment about their data, and return the answers.
 
-    The server makes a run without training, and waits only 5 seconds for an absent site. The result
-    has the sites' answers, and the reasons of sites that refused.
+    The answers have, for example, the number of samples at each site. To ask, the server makes a
+    run with 'run.purpose' set to "meet", in which no model is trained. The run directory is
+    temporary. The server waits only 5 seconds for an absent site.
+
+    Args:
+        experiment: the name of an experiment or of a method.
+        deployment: the deployment, whose server must be running.
+        sources: the files and changed settings. Its ``out`` is ignored.
+        seed: the run's seed. None means the experiment's seed.
+
+    Returns:
+        A ``Meeting``: the answer of each site, and the reasons of sites that refused.
 
     Raises:
-        FedsiloError: a setting is invalid, the server is down, or the sites cannot be asked.
+        FedsiloError: a setting is invalid, the server is down, or the sites could not be asked.
     """
     with tempfile.TemporaryDirectory(dir=deployment.home(SERVER), prefix="meeting-") as folder:
         overrides: dict[str, Value] = {"run.purpose": "meet", "run.away-timeout": _AWAY}
@@ -148,8 +183,12 @@ def _logs_command(deployment: Deployment) -> str:
 def _start_run(deployment: Deployment, settings: RunSettings, config: Path, say: Say | None) -> str:
     """Write a run's settings to the TOML file ``config``, start the run, and return its id.
 
-    The server chooses the id. ``say`` prints the command, unless it is None. A ``DeploymentError``
-    is raised if the start fails.
+    The server chooses the id. The call does not wait for the run's end. ``say`` prints the command,
+    unless it is None.
+
+    Raises:
+        DeploymentError: ``flwr run`` failed.
+        ProcessError: ``flwr`` or fedsilo's checkout is missing.
     """
     write_atomically(config, tomli_w.dumps(settings.run_config()))
     command = ("run", str(app_folder()), FEDERATION, "--run-config", str(config))
@@ -157,10 +196,18 @@ def _start_run(deployment: Deployment, settings: RunSettings, config: Path, say:
 
 
 def _refuse_incomplete(deployment: Deployment, sites: Sequence[str] = ()) -> None:
-    """Raise a ``DeploymentError`` unless the server and the run's sites on this machine are online.
+    """Check that the server is running, and that the run's sites on this machine are online.
 
-    Hospitals on other machines are not checked. Without ``sites``, all sites on this machine are
-    checked. A server in a container is accepted if it answers.
+    A site needs a running process and the status "online" at the server. Hospitals on other
+    machines are not checked. A server in a container is accepted if it answers.
+
+    Args:
+        deployment: the deployment.
+        sites: the sites of the run. If empty, all sites are checked.
+
+    Raises:
+        DeploymentError: a process is not running, the server does not answer, or a site is
+            offline.
     """
     state, wanted = "down", [SERVER, *(sites or deployment.sites)]
     local = [member for member in deployment.members if member in wanted]
@@ -182,8 +229,13 @@ def _refuse_incomplete(deployment: Deployment, sites: Sequence[str] = ()) -> Non
 def _wait_for_end(deployment: Deployment, number: str) -> str:
     """Wait until a run has ended, and return its status, such as "finished:completed".
 
-    Details from Flower follow in brackets. If the server stops answering, the result is "lost,
-    because ..." with the reason. ``number`` is the run's id at the server.
+    The server is asked for the status every three seconds. If Flower gives details, they follow the
+    status in brackets. If the server stops answering, the result is "lost, because ..." with the
+    reason, and no error is raised.
+
+    Args:
+        deployment: the deployment on whose server the run is.
+        number: the id of the run at the server.
     """
     while True:
         try:

@@ -119,8 +119,8 @@ class Deployment:
     def home(self, member: str) -> Path:
         """Return the folder of a member: the server, or a site on this machine.
 
-        Sites have folders below ``sites``, with the site's name in an encoded form. Neither the
-        name nor the folder's existence is checked.
+        The server's folder is ``server``, and a site's is ``sites/<site>``, both below the
+        deployment's folder. Neither the name nor the folder's existence is checked.
         """
         if member == SERVER:
             return self.folder / SERVER
@@ -222,8 +222,9 @@ class Deployment:
     def write_registry(self) -> None:
         """Write the registry, a JSON file that tells the server which node belongs to which site.
 
-        Each site with a node id has an entry with this id and the fingerprint of its public key.
-        The server accepts a site's name only from that node.
+        Each site with a node id has an entry with ``node-id`` and ``key``, the fingerprint of its
+        public key. The server accepts a site's name only from the node with this id and key. An
+        existing registry is replaced.
 
         Raises:
             DeploymentError: a site's public key cannot be read. Nothing is written then.
@@ -237,9 +238,10 @@ class Deployment:
     def superlink_command(self) -> list[str]:
         """Build the command that starts the server, Flower's SuperLink, as a list of words.
 
-        Only registered keys are admitted. Hospitals reach the Fleet API at the host ``interface``.
-        The Control API, which starts runs, listens only on this machine. The server never installs
-        packages that a run requires.
+        The server uses the TLS files in ``secrets``, admits only registered keys, and keeps its
+        state in superlink.db. Its Fleet API, which hospitals reach, listens at the host
+        ``interface``. Its Control API, which starts runs, listens only on this machine. The server
+        never installs packages that a run's code requires.
 
         Raises:
             ProcessError: ``flower-superlink`` is not installed.
@@ -261,11 +263,12 @@ class Deployment:
     def supernode_command(self, site: str) -> list[str]:
         """Build the command that starts a site on this machine, as a list of words.
 
-        It contains the site's settings and the server's address on this machine.
+        The command starts Flower's process for a site (SuperNode) and fedsilo's worker. It contains
+        the site's node config, and the address of the server on this machine.
 
         Raises:
-            SettingError: the setting 'plugin' names a Python file that this user has not approved,
-                or that has changed since.
+            SettingError: the node config's 'plugin' names a Python file that this user has not
+                approved, or that has changed since the approval.
         """
         # Somebody else may have put a plugin's name into deployment.json
         named = str(self.node_config[site].get("plugin", ""))
@@ -288,12 +291,19 @@ class Deployment:
     def environment(self, member: str) -> dict[str, str]:
         """Build the environment variables with which a member's process is started.
 
-        They are those of this process, without FLWR_ and FEDSILO_ variables. Flower's telemetry is
-        off, and calls to this machine bypass a proxy. The server finds its runs and its registry by
-        them, and a site fedsilo's code.
+        The variables are those of this process, with these changes:
+
+        - All FLWR_ and FEDSILO_ variables of this process are removed.
+        - FLWR_HOME is ``flwr`` in the member's own folder.
+        - Flower's telemetry and its search for updates are off, and Python's output is not
+          buffered.
+        - PATH begins with the folder of this Python.
+        - no_proxy and NO_PROXY make calls to this machine bypass a proxy.
+        - The server gets FEDSILO_RUNS, FEDSILO_SITE_REGISTRY and FEDSILO_REVISION. A site gets
+          fedsilo's checkout as PYTHONPATH.
 
         Raises:
-            ProcessError: a site needs fedsilo's checkout, which is missing.
+            ProcessError: the member is a site, but fedsilo was not installed from a checkout.
         """
         # The variables of whoever starts the members must not decide how the members work
         variables = {}
@@ -343,13 +353,17 @@ def node_command(
 ) -> list[str]:
     """Build the command that starts a hospital's node, as a list of words.
 
+    The command runs ``fedsilo.deployment.worker.hospital`` with this Python. That module starts
+    Flower's SuperNode, which receives messages, and fedsilo's worker, which answers them.
+
     Args:
         superlink: the server's address for hospitals, host:port.
-        authority: the authority's certificate.
-        key: the hospital's private key.
-        host: the host at which the node's own processes talk to each other.
-        port: the port for these talks.
-        node_config: the node's settings, which become one argument.
+        authority: the file of the authority's certificate.
+        key: the file of the hospital's private key.
+        host: the host of the SuperNode's Runtime API, from which the worker takes messages.
+        port: the port of that API.
+        node_config: the node config. It becomes one argument of entries key=value, separated by
+            spaces, with each value as JSON.
     """
     config = " ".join(
         f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in node_config.items()
@@ -407,13 +421,25 @@ def plan(
     shared: Mapping[str, Value],
     address: str = "",
 ) -> Deployment:
-    """Plan a new deployment: the ports and the settings of its sites. Nothing is started.
+    """Plan a new deployment: the ports and the settings (node config) of its sites.
 
-    ``ports`` has two for the server (Control API, Fleet API), then one per site, sorted by name.
-    Every site gets the ``shared`` settings, whose plugin files become trusted.
+    No file of the deployment is written. If the key 'plugin' of ``shared`` names Python files, they
+    are recorded as trusted by this user, so that the sites may load them when they start.
+
+    Args:
+        folder: the absolute path of the deployment's folder.
+        sites: names of the sites on this machine. The plan sorts them.
+        ports: two ports for the server (Control API, Fleet API), then one for each site in the
+            order of the sorted names.
+        shared: node config entries that every site gets, besides its name and state folder.
+        address: the server's address for hospitals on other machines. It is empty if there are
+            none.
 
     Raises:
-        SettingError: a name or key is not allowed, or there are neither sites nor an ``address``.
+        SettingError: ``sites`` and ``address`` are both empty, two sites have the same name, a name
+            is not allowed, or ``shared`` has one of the keys 'site' and 'state-dir', whose value
+            each site needs for itself.
+        ValueError: the number of ``ports`` is not two more than the number of sites.
     """
     if not sites and not address:
         raise SettingError("a deployment needs at least one site, but none is named")
@@ -446,17 +472,17 @@ def locked(folder: Path) -> Iterator[None]:
     """Lock a deployment's folder against other commands that change it, while the block runs.
 
     The folder is made if it does not exist. Processes that the block starts do not keep the lock.
-    Commands that only read need no lock.
+    The call does not wait for a lock that is taken. Commands that only read need no lock, because
+    deployment.json is replaced as a whole.
 
     Raises:
-        DeploymentError: another command has locked the folder. The call does not wait.
+        DeploymentError: another command has locked the folder.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Not the folder itself, which ``build_folder`` locks for a moment to make secrets/
     handle = os.open(folder / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     with os.fdopen(handle, "w"):
         try:
-            # Readers need no lock, because deployment.json is replaced as a whole
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DeploymentError(
@@ -466,14 +492,15 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def read_deployment(folder: Path) -> Deployment:
-    """Read the deployment in a folder. Whether its members run is not checked.
+    """Read the deployment in a folder, which may be relative or begin with ``~``.
 
     The result's ``folder`` is the absolute path of this folder, even if deployment.json names
-    another. Settings that only older versions have are removed from the result.
+    another. Node config keys of older versions are removed from the result, but not from the file.
+    Whether members run is not checked.
 
     Raises:
-        DeploymentError: there is no deployment, or deployment.json is damaged or has an invalid
-            site name or port.
+        DeploymentError: the folder does not contain a deployment, or deployment.json is damaged or
+            has an invalid site name or port.
     """
     folder = folder.expanduser().resolve()
     path = folder / FILE
@@ -516,8 +543,9 @@ def open_locked(folder: Path) -> Iterator[Deployment]:
 def _find_altered(deployment: Deployment) -> str:
     """Describe the first invalid site name or port in a deployment that was read from its file.
 
-    A name such as ``../x`` would lead out of the folder. A port must be between 1 and 65535.
-    Without a fault, the result is an empty string.
+    A file could have been altered: the name ``../x``, for example, would lead out of the folder.
+    A name must obey the rules for new site names. A port must be present and be between 1 and
+    65535. Names are checked first. Without a fault, the result is an empty string.
     """
     fault = find_name_fault([*deployment.node_config.keys() | deployment.nodes.keys()])
     for member in ("http", "fleet", *deployment.node_config):

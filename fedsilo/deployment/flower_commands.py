@@ -22,11 +22,17 @@ _START_LIMIT = 90.0  # seconds; a member that takes longer to start counts as fa
 def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dict[str, Any]:
     """Run a ``flwr`` command for the deployment's server, and return its JSON answer.
 
-    ``arguments`` are the words after ``flwr``, such as "run". "--format json" is added. ``say``
-    prints the command, unless it is None. There is no time limit.
+    The call waits until the command ends, without a time limit. A command that reports no success
+    in its answer counts as failed.
+
+    Args:
+        deployment: the deployment, whose server must be running for most commands.
+        arguments: the words after ``flwr``, such as "run". "--format json" is added.
+        say: prints the command before it is run. None means that nothing is printed.
 
     Raises:
-        DeploymentError: the command failed. The message has Flower's error.
+        DeploymentError: the command failed. The message has Flower's error, or the last line of
+            output. If the server's certificate is at fault, the message says that instead.
         ProcessError: ``flwr`` is not installed.
     """
     command = [tool("flwr"), *arguments, "--format", "json"]
@@ -101,7 +107,12 @@ def list_online_sites(deployment: Deployment) -> list[str]:
 def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None) -> list[str]:
     """List the sites on this machine that are not online, or whose process is not running.
 
-    ``seen`` has the sites that are online. If it is None, the server is asked.
+    The process is checked too, because the server notices the end of a killed process only after a
+    while. Hospitals on other machines are not included.
+
+    Args:
+        deployment: the deployment.
+        seen: the sites that are online. None means that the server is asked.
 
     Raises:
         DeploymentError: the server was asked but does not answer.
@@ -115,12 +126,12 @@ def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None
 def server_runs(deployment: Deployment) -> bool:
     """Return whether the deployment's server is running, as a local process or in a container.
 
-    A server in a container counts if the deployment has an address for hospitals and the server
-    answers a health request.
+    A local process is known from deployment.json. A server in a container counts as running if the
+    deployment has an address for hospitals and the server answers a health request.
 
     Raises:
-        DeploymentError: the server's certificate is not valid, or the authority's file cannot be
-            used.
+        DeploymentError: the server's certificate is not valid, or the authority's file is
+            missing or cannot be used.
     """
     if deployment.process(SERVER):
         return True
@@ -130,12 +141,13 @@ def server_runs(deployment: Deployment) -> bool:
 def is_healthy(deployment: Deployment) -> bool:
     """Return whether the deployment's server answers a health request on this machine.
 
-    The request is an HTTPS GET of /health, with a time limit of two seconds. A failed connection or
-    an error status means False.
+    The request is an HTTPS GET of /health on 127.0.0.1, with a time limit of two seconds. It
+    bypasses any proxy, and the certificate is checked against the deployment's authority. If the
+    connection fails, the answer is not HTTP, or it has an error status, the result is False.
 
     Raises:
-        DeploymentError: the server's certificate is not valid, or the authority's file cannot be
-            used.
+        DeploymentError: the server's certificate is not valid, or the authority's file (ca.crt) is
+            missing or cannot be used.
     """
     authority = deployment.secrets / "ca.crt"
     fault = file_fault(authority)  # a pipe would be waited for
@@ -169,12 +181,16 @@ def is_healthy(deployment: Deployment) -> bool:
 def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[str]]) -> None:
     """Wait until no member is missing any more, for at most 90 seconds.
 
-    ``missing`` returns the members that are still missing. The function calls it every 0.3 seconds
-    until its list is empty.
+    The function calls ``missing`` every 0.3 seconds, and returns as soon as its list is empty. This
+    may be at the first call. Errors that ``missing`` raises are not caught.
+
+    Args:
+        deployment: the deployment, whose processes are checked and whose logs explain a failure.
+        missing: takes the deployment, and returns a list of the members that are still missing.
 
     Raises:
-        DeploymentError: a missing member's process has ended, or the time is over. The message has
-            the last line of the member's log.
+        DeploymentError: the process of a missing member has ended, or a member is still missing
+            after 90 seconds. The message has the last line of the member's log.
     """
     limit = time.monotonic() + _START_LIMIT
     failed, failure = "", ""
@@ -200,8 +216,10 @@ def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[st
 def wait_until_left(deployment: Deployment, site: str, say: Say) -> None:
     """Wait until the server notices that a site, whose process was killed, is no longer online.
 
-    The server admits one process per site, so the site can be started again only afterwards.
-    ``say`` announces the wait. After 90 seconds, the function returns without an error.
+    The server admits one process per site, so the site can be started again only afterwards. The
+    server is asked once a second, and the function returns as soon as the site is not online. If
+    the site is online at first, ``say`` prints a line about the wait. After 90 seconds, the
+    function returns without an error.
 
     Raises:
         DeploymentError: the server does not answer.

@@ -27,8 +27,10 @@ class HospitalCounts:
     def describe(self) -> Iterator[str]:
         """Yield a line about each set of noisy counts that this hospital has reported.
 
-        Changed data add a set. A line has the total of each split, the amount of noise, and whether
-        the next run adds new noise. If no counts were reported, the only line says so.
+        There is a set for each state of the data, so changed data add a set. A line begins with
+        the site's name. It has the total of each split, the amount of noise, and whether the
+        next run reports counts with new noise. If no counts were reported, the only line says
+        so. Nothing is charged to the ledger.
         """
         kept = kept_counts(self.ledger)
         if not kept:
@@ -39,11 +41,18 @@ class HospitalCounts:
     def charge_another_draw(self) -> Iterator[str]:
         """Let the next run add new noise to the sample counts, and charge the epsilon for this.
 
-        The only line has the new sum of epsilon. Nothing is charged if no counts were reported, or
-        if all get new noise anyway. The work begins when the line is requested.
+        The hospital's ledger is charged. One line is yielded, with the new sum of epsilon over all
+        runs. In two cases nothing is charged:
+
+        - No counts were reported yet. Then no line is yielded.
+        - All counts already get new noise at the next run. Then the line says so.
+
+        This is a generator, so nothing happens before the first line is requested.
 
         Raises:
             EpsilonSpentError: epsilon would rise above the hospital's cap. Nothing changes then.
+            SettingError: the rules do not set the noise, and none can be chosen that fits the cap.
+            CheckpointError: the ledger or the stored counts are damaged, or cannot be written.
         """
         kept = kept_counts(self.ledger)
         if not kept:
@@ -76,11 +85,20 @@ def _describe(counts: NoisyCounts) -> str:
 def open_counts(kit: Path | None, node_config: Sequence[str]) -> HospitalCounts:
     """Build the object that describes a hospital's noisy sample counts and pays for new ones.
 
-    Limits and noise come from the site file and the node's settings. The stricter value applies.
-    Entries key=value in ``node_config`` override the kit's. Without ``kit``, they decide alone.
+    It has the hospital's name, the ledger of epsilon spent, and the noise of the counts. The cap on
+    epsilon, its delta and the noise come from the site file and the node config, and the stricter
+    value applies. Neither the counts nor the ledger is read here.
+
+    Args:
+        kit: the folder of the hospital's opened kit. None means to use only ``node_config``.
+        node_config: entries key=value. They override those of the kit.
 
     Raises:
-        FedsiloError: the kit or a setting cannot be used, or there is no cap on epsilon.
+        SettingError: the hospital's name, its 'state-dir' or a cap on epsilon is missing, or the
+            node config cannot be read.
+        RefusedError: the site file cannot be used, or the level of trust is ``nobody`` without a
+            cap on epsilon.
+        KitError: the folder does not contain a kit, or the kit was altered.
     """
     if kit is None:
         node = parse_node_config(node_config)

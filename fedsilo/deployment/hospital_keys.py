@@ -12,8 +12,12 @@ from fedsilo.core.files.site_names import site_of_folder
 def find_own_folder(folder: Path) -> Path:
     """Find the folder in which a hospital keeps its keys and its private state over all runs.
 
-    ``folder`` is an opened kit or a 'state-dir'. A folder directly below one named ``.own`` is
-    returned without a check.
+    The folder is ``<state-dir>/.own/<site>``, and contains the file ``signing.key``.
+
+    Args:
+        folder: the folder of an opened kit, or a 'state-dir'. In a kit, the 'state-dir' is the
+            folder ``state``. A folder directly below one named ``.own`` is returned without a
+            check.
 
     Raises:
         SettingError: no signing key is found, or more than one site has a key.
@@ -40,12 +44,20 @@ def find_own_folder(folder: Path) -> Path:
 def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> None:
     """Mark other hospitals' signing keys as compared by telephone, or forget the keys.
 
-    ``compared`` has sites, or SITE=CODE with the code that SITE read out. A site without a code
-    must have been shown by ``describe_keys``. Changes before an error are kept.
+    Only hospitals with a compared key take part in secure sums with this one. All of ``compared``
+    are processed first, in order, then all of ``forget``. Changes made before an error are kept.
+
+    Args:
+        folder: the hospital's own folder, as ``find_own_folder`` returns it.
+        compared: sites whose received key was compared, or SITE=CODE with the code that SITE read
+            out. Only a key with this code will be accepted, even if it has not been received yet.
+        forget: sites to remove from the list of known keys.
 
     Raises:
-        SettingError: a site or a code cannot be used.
-        CheckpointError: the list of keys is unusable.
+        SettingError: a site name or a code is invalid, or ``compared`` names this hospital itself.
+            Also raised if ``forget`` names an unknown site. A site without a code is refused if
+            ``describe_keys`` has not shown its present key.
+        CheckpointError: the list is damaged, or cannot be written.
     """
     known = KnownKeys(folder)
     for text in compared:
@@ -60,11 +72,16 @@ def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> N
 def describe_keys(folder: Path) -> list[str]:
     """Describe the signing keys that a hospital knows, one line each, with its own key first.
 
-    A line has the key's code, a short text that hospitals compare by telephone. Another hospital's
-    line also has the date of the comparison, if any.
+    The first line has the code of the hospital's own key, to be read out to other hospitals. The
+    other lines are sorted by site, and have the key's code and the date of its comparison, if any.
+    If there are none, the second line explains the option ``--compared SITE=CODE``. The listed keys
+    are recorded as shown, so that ``mark_keys`` accepts them without a code.
+
+    Args:
+        folder: the hospital's own folder, as ``find_own_folder`` returns it.
 
     Raises:
-        CheckpointError: the list of keys cannot be read or written.
+        CheckpointError: the list of keys is damaged, or cannot be written.
         RefusedError: this hospital's key file cannot be used.
     """
     known = KnownKeys(folder).show()

@@ -36,14 +36,25 @@ class MadeKit:
 
 
 def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
-    """Register new hospitals at the server, and make a kit for each, in the same order.
+    """Register new hospitals at the server, and make a kit for each.
 
-    A kit is the zip that a hospital on another machine needs to connect. ``say`` prints the
-    commands.
+    A kit is the zip that a hospital on another machine needs to connect: a private key, the
+    authority's certificate and the server's address. Kits are in ``kits`` below the deployment's
+    folder.
+
+    Args:
+        folder: the deployment's folder.
+        names: the new hospitals. Each must be new and occur once.
+        say: prints each command that is run.
+
+    Returns:
+        A kit for each name, in the same order. Without names the list is empty.
 
     Raises:
-        FedsiloError: a name is taken or not allowed, or the server does not answer. If one
-            registration fails, earlier hospitals stay registered without a kit.
+        FedsiloError: a name is not allowed or already exists, the server does not answer, or
+            another command is changing the deployment. In these cases nothing was written. If
+            one registration fails, the hospitals before it in ``names`` are registered, but have
+            no kit.
     """
     with open_locked(folder) as deployment:
         # All names are checked before the first is registered, so after an error none is registered
@@ -64,15 +75,26 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
 
 
 def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
-    """Replace a site's key, or renew the server's certificate if ``name`` is "server".
+    """Replace a hospital's key, or renew the server's certificate if ``name`` is "server".
 
-    Afterwards, the server refuses the old key. A process of the site on this machine is ended.
+    The new key is registered before the old one is removed, so one key always works. Afterwards,
+    the server refuses the old key. If the site is on this machine, its process is ended. A new
+    certificate takes effect when the server is started again.
+
+    Args:
+        folder: the deployment's folder.
+        name: a site on this machine, a hospital on another machine, or "server".
+        say: prints each command that is run.
 
     Returns:
-        The new kit of a hospital on another machine. Otherwise a sentence with the next step.
+        For a hospital on another machine, its new kit. Otherwise a sentence that says what to do
+        next.
 
     Raises:
-        FedsiloError: the name is unknown, or the server does not answer.
+        FedsiloError: ``name`` is not in the deployment, or another command is changing the
+            deployment. Also raised if the server does not answer, or if the new key or
+            certificate cannot be made. In these cases the old one stays. If the old key cannot
+            be removed, it still works, and the error gives the command that removes it.
     """
     with open_locked(folder) as deployment:
         if name == SERVER:
@@ -102,11 +124,13 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
 def revoke(folder: Path, name: str, say: Say) -> None:
     """Exclude a hospital from the deployment at once, and end its process on this machine, if any.
 
-    The server's copies of its kit and keys are deleted, but a local site's private state is kept.
-    The name can be added again, with a new key.
+    The server rejects the hospital's messages from the first step on. Then the hospital is removed
+    from deployment.json and the registry. The server's copies of its kit and keys are deleted, but
+    a site's folder with its private state is kept. The name can be added again, with a new key.
 
     Raises:
-        FedsiloError: ``name`` is unknown, or the server does not answer. Nothing has changed then.
+        FedsiloError: ``name`` is not in the deployment, the server does not answer, or another
+            command is changing the deployment. In these cases nothing was changed.
     """
     with open_locked(folder) as deployment:
         node = _node_of(deployment, name)
@@ -124,8 +148,14 @@ def revoke(folder: Path, name: str, say: Say) -> None:
 def register(deployment: Deployment, site: str, say: Say, public: Path | None = None) -> Deployment:
     """Register a site's public key at the server, and return the deployment with the node id.
 
-    The id is recorded in deployment.json, but not in the registry. ``public`` is the key's file.
-    None means the site's own file in the deployment.
+    The server assigns the site's node id. The id is recorded in deployment.json, but not in the
+    registry, the file that tells the server which node is which site.
+
+    Args:
+        deployment: the deployment, whose server must answer.
+        site: the site's name, under which the server lists the node.
+        say: prints the command.
+        public: the file of the public key; None for the site's own file in the deployment.
 
     Raises:
         DeploymentError: the server refuses the key, for example because it is already registered.
@@ -146,8 +176,16 @@ def register(deployment: Deployment, site: str, say: Say, public: Path | None = 
 def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, bytes]:
     """Make and register a key with which a site proves its identity to the server.
 
-    The public key is written once the server has accepted it. The result has the new node id and
-    the private key in OpenSSH's format, which is not written.
+    The public key is written into the deployment's secrets once the server has accepted it. The
+    private key is not written.
+
+    Args:
+        deployment: the deployment, whose server must answer.
+        site: the hospital's name.
+        say: prints the command.
+
+    Returns:
+        The deployment with the site's new node id, and the private key in OpenSSH's format.
     """
     from fedsilo.deployment.certificates import make_hospital_key
 
@@ -165,10 +203,22 @@ def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, 
 
 
 def _make_kits(deployment: Deployment, keys: dict[str, bytes]) -> list[MadeKit]:
-    """Write the registry of nodes, and a kit for each site in ``keys``.
+    """Write the registry, and write a kit for each site in ``keys``.
 
-    A kit is the zip that a hospital needs to connect. It replaces the site's older kit. ``keys``
-    maps a site, which has a node id, to its private key in OpenSSH's format.
+    A kit is a zip with the site's private key, the authority's certificate and the server's
+    address. It is in ``kits`` below the deployment's folder, and replaces the site's older kit.
+    Only the owner can read the zip.
+
+    Args:
+        deployment: the deployment, in which all these sites have a node id.
+        keys: site -> its private key in OpenSSH's format.
+
+    Returns:
+        For each kit, its site, its path and the code that people compare by telephone, in the order
+        of ``keys``.
+
+    Raises:
+        DeploymentError: a site's public key cannot be read for the registry.
     """
     deployment.write_registry()
     authority = (deployment.secrets / "ca.crt").read_bytes()
@@ -197,8 +247,11 @@ def _node_of(deployment: Deployment, site: str) -> str:
 def _unregister(deployment: Deployment, node: str, say: Say) -> None:
     """Remove a node's registration at the server, so that the server refuses its key.
 
-    A node that is not registered is left alone. The registry file is not changed. A failed ``flwr``
-    command raises a ``DeploymentError``.
+    If the server does not have the node as registered, nothing is done. The registry file is not
+    changed. ``say`` prints the command before it is run.
+
+    Raises:
+        DeploymentError: a ``flwr`` command failed.
     """
     if states_by_node(deployment).get(node, "unregistered") != "unregistered":
         flwr(deployment, "supernode", "unregister", node, FEDERATION, say=say)

@@ -89,9 +89,17 @@ class Kit:
 def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, bytes]) -> bytes:
     """Build the zip of a kit, the files that a hospital needs to connect to the server.
 
-    The zip has ``files``, a readme, and a card with the other arguments, SHA-256 values and a seal.
-    ``server`` is the Fleet API's host:port. ``made`` is a time in ISO 8601, UTC. ``files`` has the
-    authority's certificate and the hospital's key.
+    The zip has the given files, a readme, and the card ``kit.json``. The card has the other
+    arguments, the SHA-256 of each file, and a seal: the SHA-256 of all these values. The zip's
+    entries have the mode 0600. Equal arguments give equal bytes. Nothing is written to disk.
+
+    Args:
+        site: the hospital's name.
+        server: the address of the Fleet API, host:port.
+        node: the hospital's node id at the server.
+        made: the time to record, ISO 8601 in UTC.
+        files: file name -> content, for the authority's certificate (``AUTHORITY``) and the
+            hospital's private key (``KEY``).
     """
     readme = _text_of("kit_readme.txt", site, server).encode()
     packed_files = {**files, _README: readme}
@@ -122,11 +130,17 @@ def _text_of(name: str, site: str, server: str) -> str:
 def read_kit(path: Path) -> Kit:
     """Read a hospital's kit from its zip, or from the folder where it was opened, and check it.
 
-    The files must match the kit's card, and the card its seal. This does not prove who made the
-    kit, so people compare its code by telephone.
+    The files must have the SHA-256 values in the kit's card, ``kit.json``, and the card must match
+    its own seal. The kit has no signature, so the check does not prove who made it. Hospital and
+    server compare the kit's code by telephone for that.
+
+    Returns:
+        The kit with its path, its card, and its files as a mapping of names to contents.
 
     Raises:
-        KitError: the kit is missing, incomplete or altered, or other users may access the zip.
+        KitError: the path does not exist, is not a complete kit, or is damaged or altered. A zip
+            that other users may access is refused too. The files of a folder may have any mode.
+        PermissionError: this user cannot read the zip.
     """
     files = _read_folder(path) if path.is_dir() else _read_zip(path)
     for name in _NAMES:
@@ -156,8 +170,12 @@ _ANOTHER = "do not use the kit, and ask the server's operator for another"
 def _read_zip(path: Path) -> dict[str, bytes]:
     """Read all files in a kit's zip, as a mapping of file names to contents.
 
-    A damaged zip, a file that no kit has, or access for other users raises a ``KitError``. Missing
-    files are accepted.
+    Whether a file is missing is not checked. The zip may be a symbolic link to a regular file.
+
+    Raises:
+        KitError: the zip does not exist, is damaged, or is not a regular file. Also raised if it
+            has a file that no kit has, or if its mode gives other users any access.
+        PermissionError: this user cannot read the zip.
     """
     try:
         mode = path.stat().st_mode & 0o777
@@ -184,10 +202,18 @@ def _read_zip(path: Path) -> dict[str, bytes]:
 
 
 def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
-    """Raise a ``KitError`` unless a zip contains only files of a kit, so that unpacking it is safe.
+    """Check that a zip contains only files of a kit, so that unpacking it is safe.
 
-    A kit has a certificate, a private key, a readme and a card. Each file occurs once, has at most
-    1 MiB, and is stored or deflated.
+    Each file may occur once, and may have at most 1 MiB when unpacked. The sizes are those that the
+    zip states. A file must be stored or compressed by deflate. A missing file is not refused here.
+
+    Args:
+        path: the path of the zip, for errors.
+        entries: the entries of the zip.
+
+    Raises:
+        KitError: an entry breaks one of these rules. For a file that only kits of older versions
+            have, the message asks for a new kit.
     """
     names = [entry.filename for entry in entries]
     for entry in entries:
@@ -216,8 +242,10 @@ def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
 def _read_folder(path: Path) -> dict[str, bytes]:
     """Read the files of a kit that is unpacked in a folder, as a mapping of file names to contents.
 
-    Missing files are left out, and other files in the folder are ignored. A file that cannot be
-    read raises a ``KitError``.
+    A missing file is left out of the result, and other files in the folder are ignored.
+
+    Raises:
+        KitError: one of the kit's files cannot be read, or is not a regular file.
     """
     files = {}
     for name in _NAMES:

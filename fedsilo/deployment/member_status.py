@@ -23,9 +23,16 @@ class MemberStatus:
     def last_seen(self) -> str:
         """Describe a site's connection to the server in words, with the time of its last change.
 
-        Examples are "online since TIME", "offline since TIME", "never connected" and "cannot start:
-        CHECK (TIME)". TIME looks like "2026-03-03 09:41:07 UTC". If it is not known, the text is
-        "online" or "offline". For the server itself, the text is empty.
+        The text is empty for the server itself. If the times are not known, it is "online" or
+        "offline". Otherwise it is the first that applies:
+
+        - "never connected"
+        - "online since TIME"
+        - "offline", if the end of the newest connection is not known, because the server was down
+        - "cannot start: CHECK (TIME)", if the newest start failed a check
+        - "offline since TIME"
+
+        A time has the form "2026-03-03 09:41:07 UTC".
         """
         times = self.times
         if not self.seen or times is None:
@@ -47,13 +54,18 @@ def _time(moment: datetime) -> str:
 
 
 def status(folder: Path) -> list[MemberStatus]:
-    """Return the state of each member of a deployment, as ``fedsilo deploy status`` shows it.
+    """Return the state of all members of a deployment, as ``fedsilo deploy status`` shows it.
 
-    The server comes first, then the sites on this machine, then other hospitals. If the server is
-    down, all sites count as offline.
+    The order is: the server, the sites on this machine, the hospitals on other machines. If the
+    server does not run, all sites count as offline.
+
+    Returns:
+        One entry for each member. A hospital on another machine has neither a process id nor a log.
+        A site has the times of its connections if the server's database has them.
 
     Raises:
-        DeploymentError: there is no deployment, or the server runs but does not answer.
+        DeploymentError: the folder does not contain a deployment, or the server runs but does not
+            answer.
     """
     deployment = read_deployment(folder)
     # The process of a server in a container is not known here, so its health is asked for instead

@@ -45,11 +45,13 @@ class RulesError(FedsiloError):
 def read_rules_given(options: RuleOptions) -> dict[str, Any]:
     """Read the rules that are given as options of a hospital's start, by key of the site file.
 
-    The options ``trust``, ``method`` and ``dataset`` become 'trust', 'methods' and 'datasets'. Each
-    text KEY=VALUE in ``rule`` adds a key with a YAML value. Unknown keys are accepted.
+    The options ``trust``, ``method`` and ``dataset`` become the keys 'trust', 'methods' and
+    'datasets' (lists). Each text KEY=VALUE in ``rule`` adds a key, whose value is parsed as YAML.
+    Options that were not given are left out. Unknown keys are accepted.
 
     Raises:
-        SettingError: a rule is malformed, or its key is given twice or is 'site'.
+        SettingError: a rule lacks '=' or its key, the key is given twice or is 'site', or the
+            value is not valid YAML.
     """
     values: dict[str, Any] = {}
     if options.get("trust"):
@@ -78,8 +80,9 @@ def read_rules_given(options: RuleOptions) -> dict[str, Any]:
 def write_rules(site: str, options: RuleOptions) -> str:
     """Build the text of a hospital's first site file from the options of its start.
 
-    The text is YAML, with one line for each key. Unless the options restrict them, all methods,
-    data sets and records are allowed. No file is written.
+    The text is YAML, with one line for each key: the site's name, the level of trust, the other
+    given rules. Unless the options restrict them, all methods, all data sets and all records are
+    allowed. The text must give the same rules when it is parsed. No file is written.
 
     Raises:
         RulesError: no level of trust is given, or an option cannot be used.
@@ -112,12 +115,22 @@ def check_rules(
 ) -> SiteFile:
     """Parse the hospital's own site file, and check that no option contradicts it.
 
-    An option must equal the file's value. ``trusted_elsewhere`` says that the node's settings have
-    the level of trust.
+    An option is accepted if the file has the same key with the same value, because a service
+    manager may give the same options at each start. Any other option contradicts the file.
+
+    Args:
+        text: the file's text.
+        site: the hospital's name.
+        options: the command's options.
+        trusted_elsewhere: whether the node config has the level of trust.
+
+    Returns:
+        The file's rules. Options do not change them.
 
     Raises:
-        RulesError: the file is for another site, the file or an option cannot be used, an option
-            contradicts the file, or there is no level of trust.
+        RulesError: the file or an option cannot be used, the file belongs to another site, an
+            option contradicts the file, or neither the file nor the node config has a level of
+            trust.
     """
     try:
         content = with_numbers(parse_yaml(text))
@@ -159,12 +172,16 @@ def _show_value(content: Mapping[str, Any], key: str) -> str:
 def effective_rules(context: Context) -> SiteFile:
     """Return the rules that apply at a site, from its site file and its node config.
 
-    If both set a limit, the stricter value applies. Without a site file, only the node config sets
-    limits.
+    If both set the same limit, the stricter value applies. Without a site file, all methods, data
+    sets and records are allowed, but the limits in the node config still apply.
+
+    Args:
+        context: Flower's context of the site, whose node config may name a site file.
 
     Raises:
-        RefusedError: the site file cannot be used, or level ``nobody`` lacks a cap on epsilon.
-        SettingError: the node config cannot be used.
+        RefusedError: the site file cannot be used, or the level of trust is ``nobody`` (all that
+            leaves must be differentially private) without a cap on epsilon.
+        SettingError: the node config has a value that cannot be used.
     """
     rules = SiteFile(methods=_ALL, datasets=_ALL, records=_ALL)
     if SITE_FILE in context.node_config:
@@ -198,10 +215,12 @@ def explain_rules(rules: SiteFile, has_file: bool = True) -> list[str]:
 
 
 def describe_rule(key: str, value: Any) -> str:
-    """Describe one rule of a site file in a sentence, with ``value`` inserted.
+    """Describe one rule of a site file in a sentence.
 
-    Some keys have a separate sentence for values such as 0 or an empty list. A list becomes names
-    joined by commas, or "*" if it contains "*". Megabytes are shown as gigabytes.
+    The sentence is the one for ``key`` in ``SENTENCES``, with ``value`` inserted. For some keys,
+    ``SENTENCES`` has a separate sentence for values such as 0 or an empty list. A list is shown
+    as names joined by commas, or as "*" if it contains "*". Limits in megabytes are shown in
+    gigabytes.
     """
     if isinstance(value, tuple):
         value = "*" if "*" in value else ", ".join(value)

@@ -22,12 +22,17 @@ def describe_run(
 ) -> Iterator[str]:
     """Check that a planned run could begin, and yield three lines that describe it.
 
-    The lines give the plan, the estimated computing steps and message size, and the run's folder.
-    Nothing is run or written, but the first site's data are read. ``resources`` come from
-    ``check_resources``.
+    The lines give the plan, the estimated computing steps and message size, and the folder of the
+    run. Nothing is run or written, but the first site's data are read for the estimate.
+
+    Args:
+        settings: the settings of the run.
+        resources: the number of simulated sites and their shares of cores and GPUs, with all keys
+            that ``check_resources`` returns.
+        engine: the engine that would run it, or ``auto``.
 
     Raises:
-        FedsiloError: the run could not begin, for example because its directory exists.
+        FedsiloError: the run could not begin, for example because its directory exists already.
     """
     common = settings.common
     directory = open_run_directory(common.out, common.run_name, common.resume)
@@ -42,8 +47,13 @@ def describe_run(
 def _cost(settings: RunSettings) -> str:
     """Estimate the cost of a run in one phrase.
 
-    The phrase has the optimiser steps of all sites together, the number of values in the network,
-    and the bytes of a message with the whole network. The first site's data are loaded for this.
+    The phrase has three numbers:
+
+    - the optimiser steps of all sites in all rounds
+    - the number of values in the network, such as its weights
+    - the bytes of a message that holds the whole network
+
+    The data of the first site are loaded, because the shape of the samples is needed.
     """
     common = settings.common
     steps = format_count(estimate_steps(common), "optimiser step")

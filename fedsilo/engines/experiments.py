@@ -34,8 +34,12 @@ _MOST_BASES = 50
 def _flat_settings(content: Any) -> Any:
     """Flatten nested settings into one mapping with keys ``group.key``, before their validation.
 
-    Empty values, such as None, become an empty mapping. Any other value that is not a mapping is
-    returned unchanged, so that the validation rejects it.
+    None and other empty values become an empty mapping. Any other value that is not a mapping is
+    returned unchanged, so that pydantic rejects it.
+
+    Raises:
+        PydanticCustomError: a setting is given twice, a group is empty, or a value has the wrong
+            type.
     """
     if not isinstance(content, dict):
         return content or {}
@@ -46,10 +50,18 @@ def _flat_settings(content: Any) -> Any:
 
 
 def _read_grid(content: Any) -> Any:
-    """Convert a tuning grid, setting -> list of values to try, before its validation.
+    """Convert a tuning grid, setting -> list of values to try, as a step before validation.
 
-    Former names of settings become current ones. Empty content becomes an empty mapping. Other
-    content that is not a mapping is returned unchanged, so that the validation rejects it.
+    Current names of settings replace former ones. If a setting takes text in YAML, a mapping or
+    list becomes such text. An empty grid becomes an empty mapping. Any other content that is not a
+    mapping is returned unchanged, so that pydantic rejects it.
+
+    Raises:
+        PydanticCustomError: in one of these cases:
+
+            - A key is unknown, or is given under two names.
+            - A key has something other than a list with at least one value.
+            - A value has the wrong type.
     """
     if not isinstance(content, dict):
         return content or {}
@@ -134,12 +146,13 @@ class SimulationFile:
     def cells(self) -> Mapping[str, Cell]:
         """Map the name of each experiment to its cell, in the order of the file.
 
-        A cell has the name of the entry that makes the experiment. If the entry has a matrix, the
-        cell also has the experiment's values from it.
+        A cell has the name of the file's entry that makes the experiment. If the entry has a
+        matrix, the cell also has the matrix's values for this experiment. Otherwise it has no
+        values.
 
         Raises:
-            SettingError: two experiments have the same name, or the file, a matrix or a name is
-                invalid.
+            SettingError: the file has no mapping 'experiments', two experiments have the same name,
+                or a matrix or a name is invalid.
         """
         cells: dict[str, Cell] = {}
         for entry in self._raw_entries():
@@ -161,8 +174,11 @@ class SimulationFile:
     def _cells_of(self, entry: Any) -> list[Cell]:
         """List the cells of an entry, one for each experiment that the entry makes.
 
-        If the entry has a matrix, there is a cell for each combination of the matrix's values.
-        Otherwise, there is one cell.
+        An entry is a name of the file with its content. If it has a matrix, there is a cell for
+        each combination of the matrix's values. Otherwise, there is one cell.
+
+        Raises:
+            SettingError: the entry or its matrix is malformed.
         """
         if isinstance(entry, str) and self._is_one_entry(entry):
             return [Cell(entry, {})]
@@ -194,8 +210,9 @@ class SimulationFile:
     def entry(self, name: str) -> Entry:
         """Return the entry of the file with this name, without filling in its placeholders.
 
-        An entry makes one experiment or, with a matrix, several. ``name`` has placeholders as in
-        the file.
+        An entry makes one experiment, or several experiments if it has a matrix. ``name`` is the
+        name in the file, with its placeholders. An entry is checked at the first call, and the
+        result is kept for later calls.
 
         Raises:
             SettingError: the entry, or its name, is malformed.
@@ -215,12 +232,18 @@ class SimulationFile:
     def find(self, name: str, chain: tuple[str, ...] = ()) -> Experiment:
         """Return an experiment with all its settings, including those inherited from its bases.
 
-        An experiment's settings override those of its base, which may have a base too. ``about``
-        and ``minutes`` are not inherited. Callers leave ``chain`` empty.
+        A base is another experiment, which may have a base too. An experiment's settings override
+        those of its base. ``about`` and ``minutes`` are never inherited, because the purpose and
+        duration of the base are not those of the experiment.
+
+        Args:
+            name: the experiment's name.
+            chain: the names of the experiments that are based on this one, for the detection of a
+                loop. Callers leave it empty.
 
         Raises:
             SettingError: the experiment does not exist or is malformed, or its bases form a loop or
-                too long a chain.
+                a chain of more than 50 experiments.
         """
         # A long row without a loop would end in Python's RecursionError
         if name in chain or len(chain) == _MOST_BASES:
@@ -245,8 +268,13 @@ class SimulationFile:
     def _from_matrix(self, cell: Cell) -> Experiment:
         """Build the experiment of a matrix cell from its entry, without the settings of its base.
 
-        Settings that the matrix gives to the cell's values override the entry's settings. Then each
-        placeholder in the experiment's fields is replaced by the cell's value.
+        A matrix may give settings to each value of a placeholder. The settings of the cell's values
+        override the entry's settings. If two placeholders set the same key, the later placeholder
+        in the matrix wins. Then each placeholder in the experiment's fields is replaced by the
+        cell's value.
+
+        Raises:
+            SettingError: a placeholder in the entry's fields is not in the matrix.
         """
         entry = self.entry(cell.entry)
         made: Experiment = entry
@@ -306,13 +334,21 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
 
 
 def find_experiment(path: Path, name: str, plugins: Collection[str] = ()) -> Experiment:
-    """Return the experiment ``name`` of a simulation file, with all its settings.
+    """Return the experiment ``name`` with all its settings. Other experiments are not checked.
 
-    If the file has no such experiment, but ``name`` is a method, the result is that method with
-    defaults for everything else. The names of the modules in ``plugins`` count as methods.
+    If the file has no experiment of that name, but ``name`` is a method, the result is an
+    experiment with that method and with defaults for everything else.
+
+    Args:
+        path: the simulation file.
+        name: the name of an experiment or of a method. Methods come from fedsilo, from installed
+            packages and from ``plugins``.
+        plugins: the names of the plugin modules that the command names. A module's name counts as
+            the name of a method, and the module is not loaded.
 
     Raises:
-        SettingError: the file or the experiment cannot be used, or the name is unknown.
+        SettingError: the file or the experiment cannot be used, or the name is unknown. If the
+            working folder has a file ``name``.py, the message advises adding it as a plugin.
     """
     file = open_simulation(path)
     if file.has(name):
@@ -330,10 +366,12 @@ def find_experiment(path: Path, name: str, plugins: Collection[str] = ()) -> Exp
 
 
 def declared_experiment(name: str, sources: RunSources) -> Experiment:
-    """Find an experiment in the simulation file that a command names or uses by default.
+    """Find the experiment ``name`` in the simulation file that a command names or uses by default.
 
-    If the file has no such experiment, but ``name`` is a method, the result is that method with
-    defaults. A plugin in ``sources.changes`` counts as a method.
+    If the file has no experiment of that name, but ``name`` is a method, the result is an
+    experiment with that method and with defaults for everything else. The name of a plugin module
+    counts as a method: ``mine`` is one if ``sources.changes`` has ``plugin=mine.py``. Other changes
+    are not used.
 
     Raises:
         SettingError: there is no such experiment or method, or the file cannot be used.
@@ -349,8 +387,9 @@ def declared_experiment(name: str, sources: RunSources) -> Experiment:
 def _override(under: Experiment, own: Experiment) -> Experiment:
     """Return a copy of the experiment ``under``, overridden by the fields that ``own`` states.
 
-    Settings, grid and resources are merged key by key. Any other stated field replaces that of
-    ``under`` as a whole. A ``matrix`` of ``own`` is ignored.
+    Settings, grid and resources are merged key by key. If both experiments have a key, the value of
+    ``own`` is kept. Any other field that ``own`` states replaces that of ``under`` as a whole.
+    ``own`` may come from an entry with a ``matrix``, which is ignored.
     """
     update = own.stated_fields()
     update.pop("matrix", None)

@@ -102,9 +102,11 @@ class InlineGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Compute and return one reply: to the oldest waiting message among ``message_ids``.
 
-        The result is a list with one reply. It is empty if none of these messages is waiting. If
-        several sites train as one batch, the next batch is trained first when it is needed. It may
-        include other messages.
+        The result is a list with one reply, or an empty list if none of these messages is waiting.
+
+        If the grid trains several sites as one batch, and the message was not in the latest batch,
+        the next batch is trained first. That batch has the sites of the oldest waiting training
+        messages, including messages that are not in ``message_ids``.
         """
         wanted = set(message_ids)
         # One reply per call, so that the caller can show progress between two sites
@@ -118,8 +120,17 @@ class InlineGrid(Grid):
     def _train_next(self) -> None:
         """Train the sites of the oldest waiting training messages as one batch.
 
-        The batch has at most ``_together`` messages, whose ids are stored in ``_trained``. If
-        memory is short, sites train one by one from now on, unless the user chose the number.
+        The batch has at most ``_together`` messages, whose ids are stored in ``_trained``. A site
+        uses its result when it answers its message.
+
+        If the batch needs more memory than there is, and the user left the number of sites open,
+        all sites train one after another from now on, and a line says so. If a method has a
+        training that no batch can take, one line says so.
+
+        Raises:
+            MemoryShortageError: the GPU or the machine lacks memory for the number of sites that
+                the user chose.
+            RuntimeError: the training failed for a reason other than a lack of memory.
         """
         if self._train_together is None:
             from fedsilo.engines import stacked_steps, together
@@ -147,10 +158,19 @@ class InlineGrid(Grid):
             )
 
     def _go_on_alone(self, error: Exception, batch: list[tuple[Message, Context]]) -> None:
-        """Make sites train one by one from now on, because memory is too short for a batch.
+        """Make sites train one after another from now on, because memory is too short for a batch.
 
-        Any other ``error`` of the batch is raised again. MemoryShortageError is raised if the user
-        set the number of sites in a batch.
+        A line that says so is printed. The samples that were kept on the device for batches are
+        released.
+
+        Args:
+            error: the error that the training of the batch raised.
+            batch: the messages of the batch, each with the context of its site.
+
+        Raises:
+            MemoryShortageError: memory is short, but the user set the number of sites
+                ('machine.vectorised'), so nothing changes.
+            Exception: ``error`` itself, if it is not about a lack of memory.
         """
         from fedsilo.client_app.training.memory import raise_memory_shortage
 
@@ -217,9 +237,18 @@ def flower_identity() -> Iterator[None]:
 def choose_together(common: CommonSettings, sites: int) -> int:
     """Choose how many simulated sites are trained as one batch, at least 1.
 
-    If 'machine.vectorised' is above 0, it is the result, even above ``sites``. Otherwise the result
-    is 1 with fewer than two sites, on the CPU, or if the method or a setting requires that sites
-    train one by one. In all other cases it is ``sites``.
+    The first rule that applies decides:
+
+    - If 'machine.vectorised' is above 0, the result is that setting, even above ``sites``.
+    - With fewer than two sites, with the device "cpu" or without a GPU, it is 1.
+    - If the method or a setting requires that sites train one by one, it is 1.
+    - Otherwise it is ``sites``.
+
+    The last two choices are printed.
+
+    Args:
+        common: the run's common settings.
+        sites: the number of simulated sites.
     """
     if common.vectorised or sites < 2 or common.device == "cpu" or not has_gpu():
         return max(1, common.vectorised)
@@ -238,9 +267,13 @@ def choose_together(common: CommonSettings, sites: int) -> int:
 def inline_grid(settings: RunSettings, nodes: int, together: int = 1) -> Iterator[InlineGrid]:
     """Yield a Flower grid whose simulated sites run in this process, inside a ``with`` statement.
 
-    Through a grid, a server sends messages to sites and gets their replies. ``nodes`` is the number
-    of sites. ``together`` is the number of sites that train at the same time, with their samples in
-    one batch.
+    A grid is Flower's interface by which a server sends messages to sites and gets their replies.
+
+    Args:
+        settings: the settings of the run.
+        nodes: the number of simulated sites.
+        together: the number of sites that train at the same time, with their samples in one batch.
+            1 to train sites one by one.
     """
     from fedsilo.client_app.app import app
 
@@ -251,7 +284,7 @@ def inline_grid(settings: RunSettings, nodes: int, together: int = 1) -> Iterato
 def run_inline(settings: RunSettings, nodes: int) -> RunDirectory:
     """Do a run over ``nodes`` simulated sites in this process, and return the run directory.
 
-    On a GPU, several sites may train together.
+    ``choose_together`` decides how many sites are trained as one batch.
 
     Raises:
         FedsiloError: the run failed.

@@ -46,11 +46,24 @@ class Cell:
 def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
     """Read the values of one placeholder of a matrix, with the settings that belong to each value.
 
-    A placeholder, such as ``{gamma}``, stands for one of several values. ``content`` is a list of
-    values, or a mapping from each value to its settings. ``check`` checks this mapping.
+    A placeholder, such as ``{gamma}``, stands for one of several values in an entry of the
+    simulation file. ``content`` is a list of values without settings, or a mapping from each value
+    to its settings.
+
+    Args:
+        content: the values, as YAML gives them.
+        check: checks a mapping from each value, converted to a string, to its settings, and returns
+            the checked mapping.
+
+    Returns:
+        Value -> its checked settings, in the order of the file.
 
     Raises:
-        PydanticCustomError: ``content`` is empty or malformed, or has a value twice.
+        PydanticCustomError: in one of these cases:
+
+            - ``content`` is empty, or is neither a list nor a mapping.
+            - Two values are equal as strings, such as 1 and '1'.
+            - A value is not a number, a string or a date.
     """
     if isinstance(content, dict):
         values = list(content)
@@ -76,12 +89,15 @@ def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
 def list_cells(entry: str, matrix: Mapping[str, Mapping[Value, Any]]) -> list[Cell]:
     """List the combinations of a matrix's values as cells, each of which makes one experiment.
 
-    The value of the last placeholder changes fastest. ``entry`` is a name with a placeholder in
-    braces for each key of the matrix.
+    The value of the last placeholder changes fastest, and that of the first one slowest.
+
+    Args:
+        entry: the entry's name, with a placeholder in braces for each key of the matrix.
+        matrix: placeholder -> its values, each with the settings that belong to it.
 
     Raises:
-        SettingError: the name and the matrix have different placeholders, or there are more than
-            1000 cells.
+        SettingError: the name and the matrix do not have the same placeholders, or there are more
+            than 1000 cells. The message does not name the entry.
     """
     in_name, count = set(_PLACEHOLDER.findall(entry)), prod(map(len, matrix.values()))
     fault = ""
@@ -146,9 +162,15 @@ def fill_all(content: Any, values: Mapping[str, Value]) -> Any:
 def write_braces(entry: str, cells: Sequence[Cell]) -> str | None:
     """Write the names of all cells as one word with braces, such as ``a-{x,y}``.
 
-    A shell turns this word into the list of names. A placeholder of ``entry`` with only one value
-    gets no braces. The result is None if ``cells`` lacks a combination of the values, because a
-    shell makes every combination.
+    A shell expands the word to the names.
+
+    Args:
+        entry: the entry's name with its placeholders, such as ``a-{b}``.
+        cells: the cells of the entry, each with one combination of values.
+
+    Returns:
+        The word. It is None if ``cells`` lacks a combination of the values, because a shell always
+        expands braces to all combinations.
     """
     chosen: dict[str, dict[str, None]] = {}  # placeholder -> its values' texts, each once
     for cell in cells:

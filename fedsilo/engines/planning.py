@@ -38,13 +38,24 @@ def plan_run(
 ) -> tuple[RunSettings, Mapping[str, Value]]:
     """Build the settings and the resources of a run of simulated sites.
 
-    A later source overrides an earlier one: the experiment, ``sources.config``, ``sources.changes``
-    and ``overrides``. ``supernodes`` None means the experiment's number of sites or, without one,
-    the data set's.
+    Settings come from four sources, and a later source overrides an earlier one: the experiment,
+    ``sources.config``, ``sources.changes`` and ``overrides``. If the run may use worker processes,
+    the server that forks them is started here, because it needs time to load PyTorch.
+
+    Args:
+        experiment: the name of an experiment. The name of a method means that method with defaults.
+        sources: the files and changes that the command names.
+        supernodes: the number of simulated sites. None for the number in the experiment or, if it
+            has none, the number of the data set's silos.
+        overrides: settings that the command itself sets, key -> value.
+        engine: the engine that will run it, or empty if it is unknown.
+
+    Returns:
+        The settings, and the resources: the number of sites and their shares of cores and GPUs.
 
     Raises:
-        SettingError: a source cannot be read, or a setting is wrong.
-        DataError: the data set's silos cannot be listed.
+        SettingError: a source cannot be read, or a setting or resource is wrong.
+        DataError: the data set's silos cannot be listed, for example because its folder is missing.
     """
     declared = declared_experiment(experiment, sources)
     settings = _settings_over(declared, sources, overrides)
@@ -76,8 +87,12 @@ def _settings_over(
 ) -> RunSettings:
     """Build the settings of a run from its experiment and from sources that override it.
 
-    A later source overrides an earlier one: ``declared``, the file ``sources.config``,
-    ``sources.changes`` and ``overrides``. In the result, paths are absolute and the run has a name.
+    A later source overrides an earlier one: the experiment ``declared``, the TOML file
+    ``sources.config``, ``sources.changes``, and ``overrides``. In the result, paths are absolute, a
+    missing name of the run has been generated, and the digests of plugins are recorded.
+
+    Raises:
+        SettingError: a source cannot be read, or a setting is wrong.
     """
     named_here = dict(run_settings.parse_assignment(text) for text in sources.changes)
     named_here.update(overrides or {})
@@ -93,8 +108,19 @@ def _settings_over(
 def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Value]:
     """Read a TOML file of settings, and check that the plugins it uses may be executed.
 
-    Keys in ``named_here`` are left out, because they override the file. A plugin is trusted if
-    ``named_here`` names it. Any other one needs approval.
+    The file may be the config.toml of somebody else's run, so naming a plugin in it does not make
+    the plugin trusted. A plugin that ``named_here`` names is trusted.
+
+    Args:
+        path: the file.
+        named_here: settings from the command line or from Python, which override the file. Their
+            keys are left out of the result.
+
+    Returns:
+        The file's settings, key -> value. 'plugin' has only plugin files that are trusted.
+
+    Raises:
+        SettingError: the file cannot be read, or it uses a plugin that is not trusted.
     """
     values = run_settings.read_toml(path)
     # Before the check, because a plugin that the command replaces needs no approval
@@ -110,8 +136,13 @@ def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Val
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:
     """Return the settings with absolute paths of files, folders and plugins, and with 'run.out'.
 
-    'run.out' is ``sources.out`` or, without it, the value in ``values``. If both are missing, it is
-    ``runs``, or empty if $FEDSILO_RUNS is set.
+    Relative paths start from the working folder. 'run.out' is the folder of run directories. The
+    first rule that applies decides on it:
+
+    - The option --out (``sources.out``) replaces it.
+    - A value in ``values`` is kept.
+    - It stays empty if the variable $FEDSILO_RUNS is set.
+    - Otherwise it is ``runs``.
     """
     placed = dict(values)
     if sources.out or not (placed.get("run.out") or os.environ.get("FEDSILO_RUNS")):
@@ -126,8 +157,13 @@ def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, V
 def _with_plugins(values: dict[str, Value]) -> dict[str, Value]:
     """Move the plugin files that settings name to the setting 'plugin', as absolute paths.
 
-    For example, 'nets.py:build' in 'network.name' becomes 'nets:build', and nets.py is added to
-    'plugin'. ``values`` is changed in place and returned.
+    A plugin is a Python file that the user wrote. For example, the value 'nets.py:build' of
+    'network.name' becomes 'nets:build', and the path of nets.py is added to 'plugin'. The same is
+    done for 'method', 'dataset' and 'split.partition'. The files that were in 'plugin' before come
+    first. Each file is listed once.
+
+    Args:
+        values: the settings, which are changed in place and returned.
     """
     entries = plugins.plugin_entries(str(values.get("plugin", "")))
     for key in ("network.name", "method", "dataset", "split.partition"):
@@ -162,9 +198,16 @@ def plan_resumed_run(
 ) -> tuple[RunSettings, Mapping[str, Value], str]:
     """Build the settings, resources and engine to resume an interrupted run.
 
-    The settings are those in the directory's config.toml, at the directory's present place.
-    ``supernodes`` and ``track`` replace the recorded values unless they are None. The engine is
-    "ray" if config.toml names none.
+    The settings are those in the directory's config.toml, with 'run.resume' set. 'run.out' and
+    'run.name' are set to the directory's present place, because it may have been moved.
+
+    Args:
+        run_dir: the run directory.
+        supernodes: the number of simulated sites. None for the number that the run had before.
+        track: the setting 'run.track'. None or empty for the value that it had before.
+
+    Returns:
+        The settings, the resources and the engine, which is "ray" if config.toml names none.
 
     Raises:
         FedsiloError: ``run_dir`` holds no run, or its files cannot be used.
@@ -190,10 +233,15 @@ def plan_resumed_run(
 
 
 def _start_forks_early(common: CommonSettings, engine: str) -> None:
-    """Start the server that forks worker processes now if the run may need it, to save time.
+    """Start the fork server now if the run may use worker processes, to save time later.
 
-    It is started for "processes". It is also started for "auto" with several cores, unless the data
-    are a table or sites train as one batch.
+    The fork server creates the worker processes. It loads PyTorch while this process continues. The
+    engine decides:
+
+    - With "processes", the server is started.
+    - With "auto", it is started if this process may use several cores, the data set is not a table,
+      and 'machine.vectorised' is at most 1.
+    - With any other engine, nothing is started.
     """
     is_table = ".tables." in DATA_SETS.get(
         common.dataset, ""
@@ -209,9 +257,16 @@ def engine_for(
 ) -> str:
     """Choose a run's engine: ``engine`` itself or, for "auto", the one that is probably fastest.
 
-    "auto" means "ray" with a Ray address. Otherwise it means "inline" if sites train as one batch,
-    only one worker process fits, a table needs few steps, or sites have no share of a usable GPU.
-    In all other cases it is "processes".
+    With "auto", the first rule that applies decides:
+
+    - "ray" with a Ray address
+    - "inline" with 'machine.vectorised' above 1
+    - "inline" if this machine has room for only one worker process
+    - "inline" for fewer than 20,000 steps on a table
+    - "inline" if this process can use a GPU of which ``resources`` give the sites no share
+    - "processes" otherwise
+
+    If "auto" chooses "inline" or "processes", the choice is printed with its reason.
     """
     if engine != "auto":
         return engine
@@ -238,8 +293,17 @@ def engine_for(
 def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers: int) -> str:
     """Explain why a run should train all sites in this process, or return an empty text.
 
-    The reason is a single worker process, few steps on a table, or a GPU of which worker processes
-    have no share. Otherwise, several processes are better.
+    The text is to follow the word "because". An empty text means that several processes are better.
+    The first of these reasons that applies is returned:
+
+    - ``workers`` is 1.
+    - The data are a table, and the run has fewer than 20,000 steps.
+    - This process can use a GPU, but the resources give worker processes no share of it.
+
+    Args:
+        common: the run's common settings.
+        resources: the shares of cores and GPUs, as ``check_resources`` returns them.
+        workers: the number of worker processes for which this machine has room.
     """
     if workers == 1:
         return "the cores, memory, GPUs or sites allow no second process"
@@ -275,11 +339,17 @@ def start(
 ) -> RunDirectory:
     """Check that a run can begin, carry it out on an engine, and return the run directory.
 
-    ``resources`` are those that ``check_resources`` returns. ``engine`` is "inline", "processes",
-    "ray" or "auto". ``ray_address`` is that of a running cluster, None without one.
+    Args:
+        settings: the settings of the run.
+        resources: the number of sites and their shares of cores and GPUs, with all keys that
+            ``check_resources`` returns.
+        engine: "inline", "processes", "ray" or "auto". ``engine_for`` has the rules of "auto".
+        ray_address: the address of a running Ray cluster, ``auto`` or ``HOST:PORT``. None without
+            one.
 
     Raises:
-        FedsiloError: the run cannot begin, for example because its directory exists, or it failed.
+        FedsiloError: the run cannot begin, for example because its directory exists already, or it
+            failed.
     """
     common = settings.common
     # Checked here, because an error from inside a Flower run comes late and is harder to read

@@ -138,12 +138,13 @@ class ProcessGrid(InlineGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Wait for a reply to any of the messages, and return all replies that have arrived.
 
-        A reply is returned only once. The result is empty if no worker has a message to answer, or
-        if none has answered within 30 seconds.
+        The replies are in the order of ``message_ids``, and are returned only once. The result is
+        empty in two cases: no worker has a message to answer, or no worker has answered one within
+        30 seconds.
 
         Raises:
-            ProcessError: shared memory has no room for a message, or a dead worker cannot be
-                started again.
+            ProcessError: shared memory has no room for a message, or a worker that has died cannot
+                be started again.
         """
         wanted = list(message_ids)
         while self._replies.keys().isdisjoint(wanted):
@@ -159,8 +160,9 @@ class ProcessGrid(InlineGrid):
     def _dispatch(self) -> None:
         """Give a waiting message to each idle worker, until no worker is idle or no message waits.
 
-        A worker gets the oldest message for a site that it has run, or that no worker has run.
-        Otherwise, it gets the oldest of all.
+        A worker keeps the data of the sites that it has run, so a site should return to its last
+        worker. An idle worker gets the oldest message for such a site, or for a site that no worker
+        has run. Otherwise, it gets the oldest message of all.
         """
         while self._idle and self._waiting:
             worker = self._idle.pop()
@@ -178,8 +180,9 @@ class ProcessGrid(InlineGrid):
     def _store_reply(self, future: Future[Parcel]) -> None:
         """Store the reply that a worker's future holds, and mark the worker as idle.
 
-        A worker that died is started again, and its message waits in first place. If a message has
-        cost three workers, it gets an error reply instead.
+        ``pull_messages`` returns the reply. If the worker died, it is started again, and the
+        message goes back to the front of the queue. If a message has cost three workers, it gets an
+        error reply instead.
         """
         message, worker = self._running.pop(future)
         self._idle.append(worker)
@@ -225,8 +228,14 @@ def _begin_worker(
 ) -> None:
     """Initialise a worker process, so that it can answer messages for any simulated site.
 
-    ``environment`` replaces the worker's environment variables. The worker ignores Ctrl-C, and ends
-    when the command's process ends. ``node_configs`` has the configuration of each site.
+    The worker's environment variables are replaced. A grid that runs all sites in the worker is
+    stored in the global ``_site``. The worker ignores Ctrl-C, because the command's process handles
+    it. The worker ends when the command's process ends.
+
+    Args:
+        environment: all environment variables of the worker.
+        run_config: the settings of the run.
+        node_configs: the configuration of each site's node.
     """
     global _site
     # Without this, the garbage collector would touch, and so copy, all pages shared with the server
@@ -276,8 +285,13 @@ def start_fork_server() -> None:
 def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Iterator[ProcessGrid]:
     """Yield a grid that runs simulated sites in worker processes, inside a ``with`` statement.
 
-    Through a grid, Flower's server sends messages to sites and gets their replies. The processes
-    are killed at the end. ``resources`` are those that ``check_resources`` returns.
+    A grid is Flower's interface by which a server sends messages to sites and gets their replies.
+    The worker processes are killed at the end of the statement.
+
+    Args:
+        settings: the settings of the run.
+        resources: the number of sites and each worker's share of cores and GPUs, as
+            ``check_resources`` returns them.
 
     Raises:
         SettingError: the workers would have no access to the GPU that 'machine.device' asks for.

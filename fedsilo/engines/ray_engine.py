@@ -68,12 +68,18 @@ def run_with_ray(
 ) -> RunDirectory:
     """Do a run with Flower's simulation on Ray (``flwr run``), and return the run directory.
 
-    ``address`` is that of a running Ray cluster, or ``auto``. If it is empty, Ray starts a cluster.
+    If RAY_ADDRESS names a cluster but ``address`` is empty, a warning is printed to stderr.
+
+    Args:
+        settings: the settings of the run.
+        resources: the number of sites and their shares of cores and GPUs, which are checked here.
+        address: the address of a running Ray cluster, or ``auto``. If empty, Ray starts one.
 
     Raises:
-        FedsiloError: the run failed or wrote no summary.
-        KeyboardInterrupt: the user pressed Ctrl-C. Its argument is the run directory, if the run
-            had begun.
+        FedsiloError: the run failed or wrote no summary. If the Flower app logged an error, the
+            message is that error.
+        KeyboardInterrupt: the user pressed Ctrl-C. The run's progress is marked as interrupted. If
+            the run had begun, the exception's only argument is the path of its directory.
     """
     app, runs = processes.app_folder(), runs_folder(settings.common.out)
     directory = RunDirectory(runs / settings.common.run_name)
@@ -115,10 +121,23 @@ def run_with_ray(
 def _superlink(
     home: Path, variables: Mapping[str, str] | None = None, address: str = ""
 ) -> Iterator[dict[str, str]]:
-    """Run Flower's server for simulations inside a ``with`` statement, on free ports.
+    """Run a SuperLink (Flower's server) in simulation mode, inside a ``with`` statement.
 
-    The variables by which ``flwr`` finds it are yielded. At the end, or if this process dies, all
-    processes of the run end. An empty ``address`` means a new Ray cluster.
+    The SuperLink listens on free ports of this machine, and writes its output into ``home``.
+    Another process guards it, and ends it even if this process is killed. When the statement ends,
+    all processes of the run are ended.
+
+    Args:
+        home: the folder of the SuperLink's state. Its path is also an environment variable of the
+            run's processes, which identifies them.
+        variables: environment variables to add for the SuperLink, or None.
+        address: the address of a running Ray cluster. If it is empty, the run starts a cluster.
+
+    Yields:
+        The environment variables that ``flwr`` needs to find the SuperLink.
+
+    Raises:
+        ProcessError: the SuperLink did not start.
     """
     http_port, control_port = map(str, processes.free_ports(2))
     environment = {
@@ -190,8 +209,20 @@ def _flwr_run(
 ) -> str:
     """Run ``flwr run``, and show its log and progress bars on the terminal.
 
-    After the app's first error, the log is shown only with --verbose. The result is the app's last
-    error, or a sentence about the exit code. It is empty after success.
+    Once the app has logged an error, the log is shown only with --verbose, because this function
+    returns the error.
+
+    Args:
+        app: the folder of the Flower app.
+        config: the TOML file with the run's settings.
+        resources: the resources of the sites. If Ray's number of cores or GPUs ('init-args...') is
+            0, it is not passed on, so that Ray counts them itself.
+        environment: the environment variables of the command.
+        directory: the run directory, from which the progress is read.
+
+    Returns:
+        An empty string on success. After an error, the last error that the app logged. If it logged
+        none, a sentence about the exit code.
     """
     wanted = []
     for key, value in resources.items():
@@ -209,13 +240,14 @@ def _flwr_run(
 def stream(
     command: Sequence[str], environment: Mapping[str, str], console: Console
 ) -> tuple[str, int]:
-    """Run a Flower command until it ends, and print each line of stdout and stderr at once.
+    """Run a Flower command, print its output as it comes, and wait for its end.
 
-    Routine messages of Flower and Ray are printed only with --verbose. The same holds for
-    everything from the app's first logged error on.
+    An error line is a log line in which the app reports an error. Two kinds of lines are printed
+    only with --verbose: routine messages of Flower and Ray, and everything from the first error
+    line on.
 
     Returns:
-        The text of the app's last error, empty if there is none, and the exit code.
+        The text of the last error line, empty if there is none, and the exit code.
     """
     last_error, verbose = "", bool(os.environ.get(processes.VERBOSE))
     with subprocess.Popen(
@@ -246,9 +278,15 @@ def _error_in(line: str) -> str:
 def ray_variables(address: str, variables: Mapping[str, str]) -> dict[str, str]:
     """Build the environment variables by which Ray finds its cluster.
 
-    ``RAY_ADDRESS`` is the address of a running cluster. If ``address`` is empty, it is "local", and
-    Ray starts a cluster. For a running cluster, another variable has those of ``variables`` that
-    Ray passes on to other machines.
+    ``RAY_ADDRESS`` is the cluster's address. If the cluster is already running,
+    ``RAY_JOB_CONFIG_JSON`` has the variables that Ray passes on to its workers on other machines.
+    These are the variables of fedsilo and Flower, the number of OpenMP threads, and the workspace
+    of cuBLAS.
+
+    Args:
+        address: the address of a running cluster. If it is empty, Ray starts a new cluster for the
+            run, and ``RAY_ADDRESS`` is "local".
+        variables: the environment variables of the run.
     """
     if not address:
         return {ADDRESS_VARIABLE: LOCAL}
@@ -275,11 +313,15 @@ def unused_cluster(environment: Mapping[str, str] = os.environ) -> str | None:
 def check_cluster(address: str, resources: Mapping[str, Value]) -> None:
     """Check that Ray connects to a running cluster within 60 seconds.
 
-    ``address`` is ``auto`` or ``HOST:PORT``.
+    The connection is tried in another process.
+
+    Args:
+        address: the address of the cluster, ``auto`` or ``HOST:PORT``.
+        resources: the resources of the run.
 
     Raises:
         SettingError: Ray does not connect, or the resources set the cluster's number of cores or
-            GPUs.
+            GPUs ('init-args...') above 0. A running cluster has its own numbers.
     """
     for key in ("init-args-num-cpus", "init-args-num-gpus"):
         if resources.get(key):
@@ -317,9 +359,17 @@ _ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def guard(home: Path, command: Sequence[str], pipe: int) -> int:
     """Run a command until it ends or its owner dies, then end all processes of the run.
 
-    The owner is the process that started this one. Its death ends ``pipe``, from which this process
-    reads. The folder ``home`` of the run's state is then deleted. The result is the command's exit
-    code, or 0 if the owner died first.
+    The owner is the process that started this one, and it holds the other end of ``pipe``. When the
+    owner dies, ``pipe`` ends. This process then ends the command, too, and deletes the folder
+    ``home``. If the command ends first, the folder is kept, because the owner still reads it.
+
+    Args:
+        home: the folder of the run's state. The run's processes have its path in their environment.
+        command: the command and its arguments.
+        pipe: the file descriptor to read from. The owner never writes to the pipe.
+
+    Returns:
+        The command's exit code, or 0 if the owner died first.
     """
     for number in _ENDINGS:
         signal.signal(number, _exit_by_signal)

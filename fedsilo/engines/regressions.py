@@ -14,9 +14,15 @@ from fedsilo.server_app.records.run_directory import free_name
 def run_regression(given: RunSources, name: str | None) -> Path:
     """Run a regression (the experiment ``glm``) over simulated hospitals, in this process.
 
-    The changes in ``given`` describe the regression. Without a ``name``, the run has the name in
-    the settings or a generated one. A number is appended to a name that exists. The run directory
-    is returned.
+    Args:
+        given: the sources of settings that the command names. Its changes describe the regression,
+            and come from ``regression_changes``.
+        name: the run's name. If it is None or empty, the run has the name in the settings or a
+            generated one. If there is a directory of that name, a number is appended, such as
+            ``hearts-2``.
+
+    Returns:
+        The path of the run directory.
 
     Raises:
         FedsiloError: a setting is wrong, or the run failed.
@@ -74,9 +80,17 @@ class RegressionModel:
 def regression_changes(model: RegressionModel, trust: str) -> list[str]:
     """Build the settings of a regression, each as ``key=value``.
 
-    They name the columns and the kind of regression, and ask for 50 rounds without evaluation. With
-    ``trust`` 'sums', the server sees only sums over hospitals. Secure aggregation and 19 rounds are
-    then set.
+    The settings name the columns and the kind of regression, and ask for 50 rounds and no
+    evaluation. If a Cox regression names no time column, the setting 'task' is survival, and the
+    table's label is the time.
+
+    With trust 'sums', the server sees only sums over hospitals. The settings then ask for 19 rounds
+    instead, secure aggregation with a clipping norm of 5, and standardisation by each site's own
+    values.
+
+    Args:
+        model: the regression. For Cox, the column of the event becomes 'glm.outcome'.
+        trust: 'server' or 'sums'.
 
     Raises:
         SettingError: the columns of the regression do not belong to its kind.

@@ -54,8 +54,12 @@ class HeldSamples:
         """Join the samples of several sites, and return a function that picks samples from them.
 
         The function takes sample numbers (n,), and returns these samples on the device. Samples are
-        numbered from 0 across the sites of ``inputs``. The four most recent functions are kept, and
-        returned again for the same tensors.
+        numbered from 0 across the sites of ``inputs``, in order. The functions of the four most
+        recently used combinations of sites are kept, and returned again for the same tensors.
+
+        Args:
+            inputs: the samples of each site.
+            compute: the device.
         """
         # Sessions keep a site's samples as the same tensors. They are kept here as well, so their
         # ids cannot become those of other tensors
@@ -119,11 +123,12 @@ class StackedSteps:
     def take_all(self) -> Tensor:
         """Take all optimiser steps of all sites, step by step, with all sites at once.
 
-        A site with fewer steps drops out after its last step. The attribute ``stack`` then has each
-        site's trained arrays.
+        A site with fewer steps drops out when it has taken them. Afterwards, the attribute
+        ``stack`` has each site's trained arrays.
 
         Returns:
-            The mean loss of each step, (sites, steps) on the CPU, 0 where a site takes no step.
+            The mean loss of each step, penalty included, (sites, steps) on the CPU. It is 0 for
+            steps that a site does not take.
         """
         losses = torch.zeros(self._sizes.shape, device=self._compute.device)
         for step, step_sizes in enumerate(self._sizes.T.tolist()):
@@ -193,8 +198,8 @@ def trained_module(training: LocalTraining) -> nn.Module:
 def _dropout_state(training: LocalTraining) -> Tensor:
     """Return the initial state of the random generator from which a training draws its dropout.
 
-    The run's seed and the training's key decide it. A site that trains outside a batch starts from
-    the same state.
+    The run's seed and the training's key decide the state. The key has the round, the site and
+    perhaps a name. A site that trains alone, outside a batch, starts from the same state.
     """
     seed = derive_seed(training.settings.seed, "training", *training.key)
     return torch.Generator(training.compute.device).manual_seed(seed).get_state()
@@ -203,8 +208,12 @@ def _dropout_state(training: LocalTraining) -> Tensor:
 def _stack_terms(sites: Sequence[Planned]) -> tuple[Term | None, list[list[Tensor]]]:
     """Join the penalty terms of several sites, so that one call computes all of them.
 
-    The result is the first site's term and, for each group of constants, arrays stacked over the
-    sites, (sites, ...). Without a penalty, it is None and an empty list.
+    A term has a function of the weights and groups of constant arrays. All sites use the function
+    of the first site, with their own constants.
+
+    Returns:
+        The first site's term, and for each group a list of arrays. Each array is stacked over the
+        sites, (sites, ...). If no site has a penalty, the term is None and the list is empty.
     """
     terms = [site.training.penalty for site in sites if isinstance(site.training.penalty, Term)]
     if not terms:
@@ -218,8 +227,9 @@ def _stack_terms(sites: Sequence[Planned]) -> tuple[Term | None, list[list[Tenso
 def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimizer:
     """Open the run's optimiser over the stacked parameters of several sites.
 
-    PyTorch's fused form updates all parameters in one operation. It is used for common optimisers
-    without arguments, or if the settings ask for it.
+    PyTorch's fused form updates all parameters in one operation. It is used if the settings ask for
+    it. It is also used for Adam, AdamW, SGD and Adagrad if the settings give the optimiser no
+    arguments.
     """
     has_fused_form = settings.optimiser.lower() in _FUSED and not settings.optimiser_arguments
     fused = settings.fused_optimiser or has_fused_form
@@ -230,8 +240,13 @@ def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimize
 def _plan_steps(sites: Sequence[Planned]) -> tuple[Tensor, Tensor, Tensor]:
     """Lay out the samples of all steps of all sites as three padded tensors.
 
-    They are sample numbers across all sites, a mask that is False for padding, and labels, each
-    (sites, steps, samples of the largest step). The first site needs the most steps.
+    Samples are numbered from 0 across all sites, one site after another. A step with fewer samples
+    than the largest step of all is filled up with the site's first sample. The sites must be sorted
+    by their number of steps, the most first.
+
+    Returns:
+        The sample numbers, a mask that is True for samples and False for padding, and the labels.
+        Each has the shape (sites, steps, samples of the largest step).
     """
     most = 0
     for site in sites:

@@ -48,11 +48,20 @@ class _Site:
 def train_together(messages: _Asked, held: HeldSamples) -> bool:
     """Train simulated sites in batches on the device, before each of them answers its message.
 
-    Sites share a batch if their trainings have the same round, settings and shapes. A site's result
-    is kept in its session. Any other site trains when it answers.
+    Sites share a batch only if their trainings have the same round, settings and shapes. The result
+    of a site is kept in its session until the site answers, and replaces a training then. Results
+    of earlier calls are dropped.
+
+    A site trains by itself when it answers if no batch can hold its training, or if its batch
+    failed with a FedsiloError. Any other error of a batch is raised here.
+
+    Args:
+        messages: training messages, each with the context of its site.
+        held: the samples that stay on the device between rounds.
 
     Returns:
-        False if a site's training can never share a batch. Otherwise True.
+        False if a site's training can never share a batch, for example because of sample weights or
+        differential privacy. Otherwise True.
     """
     for _, context in messages:
         with suppress(FedsiloError):
@@ -69,8 +78,9 @@ def train_together(messages: _Asked, held: HeldSamples) -> bool:
 def _rehearse_all(messages: _Asked) -> list[_Site]:
     """Find the training that comes next at each site.
 
-    Each site's method runs up to that training, and nothing is trained. Sites are left out if they
-    have no training left, or if their method raises a FedsiloError.
+    For this, the site's method runs up to that training, and nothing is trained. The messages are
+    training messages, each with the context of its site. Sites are left out if they have no
+    training left, or if their method raises a FedsiloError.
     """
     sites = []
     for message, context in messages:
@@ -84,8 +94,12 @@ def _rehearse_all(messages: _Asked) -> list[_Site]:
 def _train_groups(sites: Sequence[_Site], held: HeldSamples) -> _Asked:
     """Carry out the next training of each site, in batches of sites that can train together.
 
-    A site that is alone in its group is not trained here. The result has the messages of trained
-    sites that have another training to do.
+    ``_group_of`` decides which sites share a batch. A site that is alone in its group is not
+    trained here. Some methods train several times for one message. Every such training except the
+    last, for example that of a head, has a name in its key.
+
+    Returns:
+        The messages of the sites that were trained and have another training to do.
     """
     groups: dict[Hashable, list[_Site]] = {}
     for site in sites:
@@ -94,7 +108,6 @@ def _train_groups(sites: Sequence[_Site], held: HeldSamples) -> _Asked:
     for group in groups.values():
         # A single site gains nothing from a stack, so it trains as usual when it answers
         if len(group) > 1 and _try_to_train(group, held):
-            # Every training for a message except its last has a name in its key
             unfinished += [site.asked for site in group if len(site.training.key) > 2]
     return unfinished
 
@@ -114,8 +127,12 @@ def _stop(training: LocalTraining) -> NoReturn:
 def _rehearse(message: Message, context: Context) -> _Site | None:
     """Run a site's method up to its next training, to find out which training the site will do.
 
-    Nothing is trained. Trainings that were already computed together with other sites are skipped.
-    The result is None if no training is left.
+    Trainings that have a result from a batch are passed over. Nothing is trained, measured, stored
+    or sent, because the site does so later when it answers.
+
+    Returns:
+        The site with the planned training. None if the message is not for training, or if all its
+        trainings have results.
     """
     session, content = session_of(context), unbundle(message.content)
     instruction = replace(Instruction.from_config(content[CONFIG]), evaluate=False)
@@ -136,8 +153,8 @@ def _rehearse(message: Message, context: Context) -> _Site | None:
 def _plan(training: LocalTraining) -> Planned:
     """Plan the batches of a training, exactly as ``LocalTraining.run`` would choose them.
 
-    If the training has a ``plan``, its batches are used. Otherwise they are drawn with the run's
-    seed and the training's key.
+    If the training has a ``plan``, the batches of that plan are used. Otherwise they are drawn with
+    the run's seed and the training's key, which has the round, the site and perhaps a name.
     """
     passes = training.plan
     if passes is None:
@@ -149,10 +166,18 @@ def _plan(training: LocalTraining) -> Planned:
 
 
 def _is_stackable(training: LocalTraining) -> bool:
-    """Tell whether a training can share a batch with those of other sites.
+    """Tell whether a training can share a batch with those of other sites (see ``StackedSteps``).
 
-    Sample weights, differential privacy, an optimiser of its own or a function before each pass
-    exclude it. The loss must be a ``StackableLoss`` or the network's own.
+    The training must accept batches of one sample, and use the run's optimiser. It must not have
+    sample weights, differential privacy or a function before each pass. The loss decides on the
+    rest:
+
+    - A ``StackableLoss``, which is a method's own loss for several sites, allows a second optimiser
+      of the same type and options as the run's. It allows no penalty and no action after each step.
+    - The network's own ``losses`` allow a ``Term`` as penalty, and a ``GradientSum`` after each
+      step. They allow no second optimiser.
+
+    With any other loss, the result is False.
     """
     further = (training.optimiser, training.before_pass, training.weights, training.private)
     if training.minimum_batch > 1 or any(one is not None for one in further):
@@ -170,7 +195,8 @@ def _is_stackable(training: LocalTraining) -> bool:
 def _has_run_optimisers(training: LocalTraining) -> bool:
     """Tell whether a training's second optimiser has the type and options of the run's optimiser.
 
-    Then one optimiser can train all weights. Without a second optimiser, the result is True.
+    If a training has no second optimiser, the result is True. If it is True, one optimiser can
+    train the weights of both optimisers.
     """
     if training.beside is None:
         return True
@@ -181,8 +207,14 @@ def _has_run_optimisers(training: LocalTraining) -> bool:
 def _group_of(training: LocalTraining) -> Hashable:
     """Build the key by which trainings are grouped. Trainings with equal keys share a batch.
 
-    The key has the round, the settings except 'local-steps', the shapes and types of inputs and
-    arrays, and whether there is a penalty or an action after steps.
+    The key is made of these:
+
+    - the round, and the name of the training if another one follows at the site in this round
+    - the settings, except 'local-steps'
+    - the shape and type of the inputs
+    - the names, shapes and types of the arrays, and which of them are trained
+    - whether there is a penalty, and whether there is an action after each step
+    - the numbers of steps before this round and in all rounds, if the learning rate depends on them
     """
     round_, _, *aside = training.key
     arrays = []
@@ -213,8 +245,9 @@ def _try_to_train(sites: list[_Site], held: HeldSamples) -> bool:
 def _train(sites: list[_Site], held: HeldSamples) -> None:
     """Train the sites of a group as one batch, and store each site's result in its session.
 
-    The order of ``sites`` changes: sites with more steps come first. The stored mean loss is over
-    the last pass.
+    A result has the trained arrays, the summed gradients, the mean loss per sample over the last
+    pass, the learning rate of each step, and the numbers of steps and samples. The order of
+    ``sites`` changes: sites with more steps come first.
     """
     # Sites with more steps come first, so that the others drop out at the end
     sites.sort(key=lambda site: -len(site.planned.batches))

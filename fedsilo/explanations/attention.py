@@ -35,12 +35,20 @@ if TYPE_CHECKING:
 def attention_sheet(lab: Lab, split: str, images: int) -> Figure | None:
     """Draw a ViT's most certain predictions at a site, with maps of where the ViT looked.
 
-    Each true class has up to ``images`` images. An evidential network is most certain where it has
-    most evidence, any other where its largest probability is highest. The result is None if the
-    split is empty.
+    Each true class has a group of images, the most certain first. An evidential network is most
+    certain where its vacuity (lack of evidence) is lowest. Any other network is most certain where
+    its largest probability is highest. A certain prediction may be wrong.
+
+    Args:
+        lab: the site's data and its model after the run.
+        split: 'train', 'val' or 'test'.
+        images: the largest number of images for each class.
+
+    Returns:
+        The picture; None if the site has no images in the split.
 
     Raises:
-        SettingError: the run's network is no ViT.
+        SettingError: the run's network is not a ViT.
     """
     if lab.common.network != "vit":
         raise SettingError(
@@ -61,10 +69,16 @@ def draw_sheet(
 ) -> Figure:
     """Draw the images of each class in one row, and the same images under their maps below.
 
-    A map shows how important each place of an image is for the prediction. A caption gives the
-    prediction and its uncertainty, in red if it is wrong.
+    A map shows how important each place of an image is for the prediction. The caption above an
+    image gives the true class, the predicted class and the prediction's uncertainty. A wrong
+    prediction has a red caption. A class without images is captioned 'no image'.
 
-    ``sheet`` is in the order of ``classes``. Each class shows at most ``columns`` images.
+    Args:
+        sheet: the explanations of each class's images, in the order of ``classes``. Only the first
+            ``columns`` of each class are drawn.
+        classes: the names of the classes.
+        title: the title of the picture.
+        columns: the number of columns. Panels without an image stay empty.
     """
     width = max(0.8 + 1.7 * columns, 0.085 * len(title))  # wide enough for the title
     figure = new_figure(width, 0.9 + 3.5 * len(classes))
@@ -90,9 +104,13 @@ def draw_sheet(
 def rollout_map(rollout: Tensor) -> SaliencyMap:
     """Build a saliency map that shows which patches of an image a ViT attended to.
 
-    ``rollout`` is the attention over all layers to each patch, (rows, columns), and sums to 1. The
-    map's ``place`` names the row and the column of the highest value, counted from 1. Patches with
-    the smallest value are not coloured.
+    The map explains no particular class. Its ``place`` is a text with the row and the column,
+    counted from 1, of the patch with the highest value. Patches with the smallest value are not
+    coloured, because that value is the map's ``floor``.
+
+    Args:
+        rollout: the attention rollout, which is the attention over all layers. It has a value for
+            each patch, (rows, columns), and sums to 1.
     """
     rows, columns = rollout.shape
     # argmax counts patches row by row
@@ -117,9 +135,16 @@ def explain_by_attention(
 ) -> ImageExplanation:
     """Explain a ViT's prediction for one image by the patches that it attended to.
 
-    The explanation holds the image, a map of the attention over all layers, and the probabilities.
-    ``row`` is the number of the image in ``split``, counted from 0. ``title`` may be the name of
-    the image.
+    The explanation holds the image, a map of the attention over all layers (rollout), and the
+    probabilities.
+
+    Args:
+        network: the ViT, on the compute device.
+        split: the samples; their labels are not read.
+        compute: the device and the precision.
+        row: the number of the image in ``split``, counted from 0.
+        title: the title of the explanation, such as the name of the image.
+        classes: the names of the classes.
     """
     logits = over_batches(network, split.inputs[row : row + 1], compute, network)
     return _explain_rows(network, split, compute, [row], title, classes, logits)[0]
@@ -130,12 +155,13 @@ def most_certain_explanations(
 ) -> list[list[ImageExplanation]]:
     """Explain the most certain predictions of a ViT for each true class.
 
-    An evidential network is most certain where its vacuity (lack of evidence) is lowest, any other
-    where its largest probability is highest.
+    An evidential network is most certain where its vacuity (lack of evidence) is lowest. Any other
+    network is most certain where its largest probability is highest. A certain prediction may be
+    wrong. Each explanation has a map of the ViT's attention, and the true class as its title.
 
     Returns:
         One list for each class, in the order of ``classes``. It holds up to ``count`` explanations,
-        the most certain first.
+        the most certain first. A class with fewer images has a shorter list.
     """
     # All images are predicted, but only the chosen ones need the slower rollout
     logits = over_batches(network, split.inputs, compute, network)
@@ -162,8 +188,19 @@ def _explain_rows(
 ) -> list[ImageExplanation]:
     """Explain a ViT's predictions for some images by the patches that it attended to.
 
-    ``rows`` are the numbers of the images in ``split``, counted from 0. ``logits`` are the
-    network's outputs for these images, (len(rows), classes) on the CPU.
+    The predictions are given as ``logits``, so only the attention is computed here.
+
+    Args:
+        network: the ViT, on the compute device.
+        split: the samples.
+        compute: the device and the precision.
+        rows: the numbers of the images in ``split``, counted from 0. They may be empty.
+        title: the title that all explanations get.
+        classes: the names of the classes.
+        logits: the network's outputs for these images, (len(rows), classes) on the CPU.
+
+    Returns:
+        The explanations, in the order of ``rows``.
     """
     if not rows:
         return []

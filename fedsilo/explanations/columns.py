@@ -101,11 +101,21 @@ def column_contributions(
 ) -> tuple[Tensor, Tensor]:
     """Compute how much each column of a table contributes to a prediction, as Shapley values.
 
-    They sum to the prediction minus that of the mean row. A categorical column counts as one.
+    The mean row has 0 in every feature. A row's contributions sum to its prediction minus the
+    prediction for the mean row. All features of a categorical column count as one column. The
+    values are estimated with a fixed seed, so equal calls give equal values.
 
-    ``rows`` (k, f) are standardised. ``answers`` (k,) number the outputs to explain. ``predict``
-    gives the predictions, by default probabilities. The result has contributions (k, columns) and
-    predictions (k,).
+    Args:
+        network: on its device; it is put in eval mode.
+        rows: (k, f) on any device, standardised by the training rows.
+        features: the names of the f features.
+        answers: (k,) int64, the number of the output to explain in each row.
+        predict: maps the network's outputs (batch, outputs) to predictions of the same shape. The
+            default gives the probabilities of the classes.
+
+    Returns:
+        The contributions (k, columns) in the order of ``columns_of``, and the explained predictions
+        (k,), on the CPU.
     """
     from captum.attr import ShapleyValueSampling
 
@@ -138,9 +148,15 @@ def explain_columns(
 ) -> ColumnExplanation:
     """Explain a network's prediction for one row of a table by Shapley values of its columns.
 
-    The explained number is the probability of the predicted class. ``row`` (f,) is standardised, so
-    that 0 is the mean of the training rows. The title of the explanation is ``title`` with the
-    predicted class.
+    The explained number is the probability of the predicted class. That class is the largest
+    output.
+
+    Args:
+        network: on its device; it is put in eval mode.
+        row: (f,), standardised, so that 0 is the mean of the training rows.
+        features: the names of the f features.
+        classes: the names of the classes.
+        title: a name for the row. The title of the explanation adds the predicted class.
     """
     network.eval()
     with torch.no_grad():

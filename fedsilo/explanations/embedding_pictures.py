@@ -79,9 +79,9 @@ class Panel:
     def lines(self) -> list[str]:
         """Format how well the embeddings predict a sample's site and class, as lines of text.
 
-        The first line has the accuracy of predicting the site and the share of the largest site.
-        The second line has the AUC of predicting the class. A missing number is replaced by the
-        reason. A third line warns if the sites have different models.
+        The first line gives the accuracy of predicting the site, next to the share of samples from
+        the largest site. The second line gives the AUC of predicting the class. If a number is
+        missing, its line gives the reason. A third line warns if the sites have different models.
         """
         lines = ["site: too few samples or sites", "class: too few samples or classes"]
         accuracy, largest = self.numbers["site accuracy"], self.numbers["largest site"]
@@ -104,12 +104,22 @@ def embed_run(
 ) -> Panel:
     """Compute the embeddings of a run's samples, and their points on the plane by t-SNE.
 
-    Each site's own model embeds its samples. If a directory is None, the run's own is used.
-    ``tell`` gets a line about each site without samples.
+    An embedding is the output of one layer of the network. Each site's own model computes the
+    embeddings of that site's samples. The panel also has the result of ``measure_separability`` on
+    the embeddings.
+
+    Args:
+        run: the finished run.
+        selection: the sites, the samples of each site, the layer and the seed.
+        data_dir: the data directory; None for the directory that the run used.
+        state_dir: the folder with the site's private state, allowed only for a single site. None
+            for the folder in the run directory.
+        tell: is called with a line of text for each site without samples in the split.
 
     Raises:
-        FedsiloError: a site is unknown, ``state_dir`` is given for several sites, or there are too
-            few samples.
+        FedsiloError: a site is unknown, ``state_dir`` is given for several sites, a model consists
+            of several networks, or there are fewer than four samples. The error names the run
+            directory.
     """
     with naming(run.path):
         names = run.chosen_sites(selection.sites)
@@ -128,10 +138,19 @@ def _open_sites(
     data_dir: Path | None,
     state_dir: Path | None,
 ) -> Iterator[tuple[Lab, SiteNetwork]]:
-    """Open the sites' data and networks one after another, in the order of ``names``.
+    """Open each site's data and network one after another, in the order of ``names``.
 
-    A site is opened only when it is requested, so only one is in memory at a time. If a directory
-    is None, the run's own is used.
+    Args:
+        run: the finished run.
+        names: the names of the sites.
+        selection: its ``split`` tells which samples will be read.
+        data_dir: the data directory; None for the directory that the run used.
+        state_dir: the folder with the site's private state; None for the folder in the run
+            directory.
+
+    Yields:
+        The data (as a ``Lab``) and the network of a site. A site is opened only when it is
+        requested, so only one is in memory at a time.
     """
     for name in names:
         lab = run.lab(name, data_dir, state_dir, split=selection.split)
@@ -145,11 +164,18 @@ def gather(
 ) -> Cloud:
     """Compute the embeddings of each site's samples with its network, and join all sites.
 
-    All networks also embed one common sample. If these embeddings differ by more than rounding,
-    ``own_models`` of the result is True. ``tell`` gets a line about each site without samples.
+    To find out whether the sites share one model, all networks also embed one common sample. If two
+    of these embeddings differ by more than rounding, ``own_models`` of the result is True.
+
+    Args:
+        sites: the data and the network of each site, which are opened one after another.
+        selection: the samples and the layer.
+        tell: is called with a line of text for each site without samples in the split. Such a site
+            is left out.
 
     Raises:
-        FedsiloError: no site has samples, or embeddings are not finite because training diverged.
+        FedsiloError: a site cannot be opened, a model consists of several networks, embeddings are
+            not finite because training diverged, or no site has samples.
     """
     names: list[str] = []
     classes: list[str] = []
@@ -191,10 +217,13 @@ def gather(
 
 
 def _choose_rows(count: int, limit: int | None, seed: int, site: str) -> Tensor:
-    """Choose which of a site's ``count`` samples are embedded, as ascending row numbers.
+    """Choose which of a site's ``count`` samples are embedded.
 
     If ``limit`` is None or at least ``count``, all rows are chosen. Otherwise ``limit`` rows are
-    chosen at random. Equal arguments give equal rows.
+    chosen at random. Equal arguments give equal rows, so all runs show the same samples of a site.
+
+    Returns:
+        The row numbers, int64, ascending.
     """
     if limit is None or limit >= count:
         return torch.arange(count)
@@ -230,9 +259,20 @@ def project_to_plane(values: Array, seed: int) -> Array:
 def measure_separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
     """Measure how well embeddings predict a sample's site and class, by 5-fold cross-validation.
 
-    The predictor is a logistic regression. Sites and classes with fewer than five samples are left
-    out. The results are ``site accuracy``, ``label AUC``, and ``largest site``, the accuracy of
-    always guessing that site. They are None if fewer than two sites or classes remain.
+    The predictor is a logistic regression on standardised embeddings. The prediction of sites
+    leaves out sites with fewer than five samples. The prediction of classes leaves out such
+    classes.
+
+    Returns:
+        Three numbers from 0 to 1:
+
+        - ``site accuracy``: the accuracy of predicting the site.
+        - ``largest site``: the accuracy of always guessing the site with the most samples.
+        - ``label AUC``: the AUC of predicting the class. For more than two classes, it is the mean
+          AUC of each class against the rest.
+
+        The first two are None if fewer than two sites remain. The last is None if fewer than two
+        classes remain.
     """
     # Predicting the site shows domain shift (lower is better), predicting the class shows that the
     # embeddings are useful (higher is better)
@@ -251,10 +291,17 @@ def measure_separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
 
 
 def _mark_frequent(targets: Array) -> Array:
-    """Mark the samples whose site or class has at least five samples, one for each fold.
+    """Mark the samples whose target (site or class) occurs often enough to be predicted.
 
-    ``targets`` (n,) has the number of each sample's site or class. If fewer than two sites or
-    classes have enough samples, no sample is marked.
+    Cross-validation in five folds needs five samples with the same target, one for each fold. If
+    fewer than two different targets occur that often, no sample is marked, because then there is
+    nothing to predict.
+
+    Args:
+        targets: (n,), the number of each sample's site or class.
+
+    Returns:
+        bool (n,).
     """
     # Every fold must have a sample of each target. bincount is (targets,), enough[targets] is (n,)
     enough = np.bincount(targets) >= _FOLDS
@@ -344,8 +391,14 @@ def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
 def _draw_panel(axes: Axes, panel: Panel, shades: Sequence[Any]) -> None:
     """Draw the samples of one run as points.
 
-    The colour of a point shows its site, and the marker shows its class. ``shades`` has the colour
-    of each site. The text below tells how well the embeddings predict site and class.
+    The colour of a point shows its site, and the marker shows its class. The points of each class
+    are drawn in a random order with a fixed seed, so that no site hides the other sites. The text
+    below the points is ``Panel.lines``, which tells how well the embeddings predict site and class.
+
+    Args:
+        axes: the empty axes to draw on.
+        panel: the points and their texts.
+        shades: the colour of each site, in the order of the panel's sites.
     """
     cloud = panel.cloud
     # The points are drawn in random order, because the last site would hide the others

@@ -16,16 +16,22 @@ _WIDEST = 2048  # features; a covariance matrix of this width is inverted within
 
 
 def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = EMBEDDING) -> Tensor:
-    """Compute the embedding of each input in fp32, without dropout.
+    """Compute the embedding of each input, without dropout.
 
-    If ``layer`` is ``embedding``, the mean over the encoder's output tokens (positions) is taken.
-    If it is ``penultimate``, the input of the last linear layer is taken.
+    Args:
+        network: on the compute device; it is put in eval mode.
+        inputs: (n, ...), as a site stores them.
+        compute: the device; the precision is always fp32.
+        layer: ``embedding`` for the mean over the tokens (positions) that the encoder outputs.
+            ``penultimate`` for the input of the head's last linear layer, or of the encoder's if
+            the head has no linear layer.
 
     Returns:
-        (n, c) float32 on the CPU.
+        (n, c) float32 on the CPU, with c features per input.
 
     Raises:
-        SettingError: the network has several classifiers or lacks a linear layer.
+        SettingError: the network has several classifiers, which do not share an embedding. Also
+            raised if ``layer`` is ``penultimate`` and the network has no linear layer.
     """
     exact = compute.exact()
     classifier = single_classifier(network)
@@ -44,9 +50,16 @@ def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = E
 def penultimate(network: SiteNetwork, tokens: Tensor) -> Tensor:
     """Return the penultimate features: the input of the head's last linear layer.
 
-    If the head has no linear layer, or its last one has more than 2,048 inputs, the features are
-    the mean over the tokens. ``tokens`` is the encoder's output (batch, tokens, c), and the
-    features are (batch, features).
+    If the head has no linear layer, the features are the mean over the tokens instead. The same
+    holds if that layer has more than 2,048 inputs. Dropout is off during the call. Gradients flow
+    to ``tokens``.
+
+    Args:
+        network: on the compute device.
+        tokens: the encoder's output (batch, l, c): l tokens with c features for each input.
+
+    Returns:
+        The features, (batch, features).
 
     Raises:
         SettingError: the network has several classifiers.
@@ -84,8 +97,15 @@ def _capture_input(
 ) -> Tensor:
     """Return the input (batch, c) that a layer receives while ``classify(inputs)`` runs.
 
-    If the layer is called several times, the input of its last call is returned. If it is not
-    called, an IndexError is raised.
+    If the layer is called several times, the input of its last call is returned.
+
+    Args:
+        layer: a linear layer of the network.
+        classify: calls the network.
+        inputs: the inputs of the network.
+
+    Raises:
+        IndexError: the layer is not called.
     """
     layer_inputs: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: layer_inputs.append(inputs[0]))

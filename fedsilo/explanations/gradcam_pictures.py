@@ -56,11 +56,25 @@ class GradCamSheet:
 def choose_rows_by_scenario(
     truths: Tensor, answers: Sequence[Tensor], each: int
 ) -> list[tuple[int, str]]:
-    """Choose example images by which runs predict them correctly, each with its scenario.
+    """Choose example images by a fixed rule, so that nobody can pick convincing ones.
 
-    The scenarios are "all are right", "all are wrong", "the first alone is right", and "the second
-    is right, the first is not". For each scenario and true class, the first ``each`` images are
-    chosen. ``truths`` and each of ``answers`` are class numbers (n,).
+    The scenario of an image depends on which runs predict it correctly:
+
+    - "all are right"
+    - "all are wrong"
+    - "the first alone is right"
+    - "the second is right, the first is not". Further runs do not matter here.
+
+    For each scenario and true class, the first ``each`` images of the split are chosen.
+
+    Args:
+        truths: (n,), the true classes.
+        answers: the predicted classes (n,) of each run, for at least two runs.
+        each: the largest number of images per scenario and class.
+
+    Returns:
+        The row and the scenario's name for each chosen image, sorted by scenario as listed, then by
+        class, then by row. Images of no scenario are left out.
     """
     right = torch.stack([answer == truths for answer in answers])  # (runs, n)
     # The paper compares its own method, the first run, with others
@@ -72,7 +86,6 @@ def choose_rows_by_scenario(
         "the second is right, the first is not": ~first & others[0],
     }
     # The scenarios exclude each other, so an image is chosen at most once
-    # A fixed rule, so that nobody can pick convincing images
     chosen = []
     for name, fit in fits.items():
         for label in sorted(set(truths.tolist())):
@@ -99,11 +112,22 @@ def open_networks(
 ) -> list[OpenedRun]:
     """Open the networks that several runs left at one site, to compare them on the same images.
 
-    The site's data must be on this machine. If a directory is None, each run's own is used.
+    The site's data must be on this machine.
+
+    Args:
+        runs: the finished runs.
+        site: the name of the site.
+        split: 'train', 'val' or 'test'.
+        data_dir: the data directory; None for the directory that each run used.
+        state_dir: the folder with the site's private state; None for the folder in each run
+            directory.
+
+    Returns:
+        The opened runs, in the order of ``runs``.
 
     Raises:
-        FedsiloError: the site is not in a run, a network is not convolutional, or the runs have
-            different images or classes.
+        FedsiloError: the site is not in a run, or a run's network is not convolutional. Also raised
+            if a run's images in the split, or its classes, differ from those of the first run.
     """
     opened: list[OpenedRun] = []
     for run in runs:
@@ -119,8 +143,13 @@ def open_networks(
 def choose_by_scenario(runs: Sequence[OpenedRun], each: int, split: str) -> list[tuple[int, str]]:
     """Choose example images of a split by which runs predict them correctly.
 
-    ``choose_rows_by_scenario`` lists the scenarios, such as "all are right". All runs must have the
-    same images. Each scenario and true class has up to ``each`` images.
+    ``choose_rows_by_scenario`` lists the scenarios, such as "all are right". Each network predicts
+    all images of the split in fp32, as in the explanations. All runs must have the same images.
+
+    Args:
+        runs: the opened runs, at least two.
+        each: the largest number of images per scenario and true class.
+        split: 'train', 'val' or 'test'.
 
     Returns:
         The row and the scenario's name for each chosen image.
@@ -146,12 +175,17 @@ def gradcam_sheet(
 ) -> GradCamSheet:
     """Compute a Grad-CAM map of each chosen image for each run.
 
-    The map shows which places of an image speak for the class ``label``, or for each network's own
-    prediction if it is None. ``chosen`` has the row and the scenario of each image. The scenario
-    may be empty.
+    The map shows which places of an image speak for a class.
+
+    Args:
+        runs: the opened runs; the sheet has a column for each.
+        chosen: the row and the scenario of each image. The scenario is "" for rows that the user
+            gave.
+        split: 'train', 'val' or 'test'.
+        label: the name of the class whose map is drawn; None for each network's own prediction.
 
     Raises:
-        FedsiloError: a row or the class does not exist.
+        FedsiloError: a row or the class does not exist. The error names the run directory.
     """
     columns, rows = [], [row for row, _ in chosen]
     for one in runs:
@@ -171,10 +205,20 @@ def gradcam_sheet(
 def _explain_rows(
     lab: Lab, network: SiteNetwork, split: str, rows: Sequence[int], wanted: str | None
 ) -> list[ImageExplanation]:
-    """Explain a network's predictions for some images by Grad-CAM.
+    """Explain a network's predictions for some images by Grad-CAM, in the order of ``rows``.
 
-    ``rows`` are the numbers of the images in the split, counted from 0. The map explains the class
-    named ``wanted``, or each image's predicted class if it is None.
+    The title of an explanation names the row and the true class of the image.
+
+    Args:
+        lab: the site's data.
+        network: the network of one run at this site.
+        split: 'train', 'val' or 'test'.
+        rows: the numbers of the images in the split, counted from 0.
+        wanted: the name of the class whose map is drawn; None for the predicted class of each
+            image.
+
+    Raises:
+        FedsiloError: the class is unknown, or a row is not in the split.
     """
     names = list(lab.silo.class_names())
     label = None
@@ -194,9 +238,10 @@ def _explain_rows(
 def draw_sheet(sheet: GradCamSheet) -> Figure:
     """Draw a sheet of Grad-CAM maps, with a row for each image and a column for each run.
 
-    The first column shows the images with their true classes. The caption of a map gives the run's
-    prediction, in red if it is wrong. Each map has its own scale, so colours cannot be compared
-    between maps.
+    The first column shows the images, with their number in the split, true class and scenario.
+    Further columns show the images under the maps of a run. The caption of a map gives the run's
+    prediction, in red if it is wrong. Colours cannot be compared between maps, because each map has
+    its own scale.
     """
     columns, rows = sheet.columns, len(sheet.truths)
     head = max(column.title.count("\n") for column in columns)
@@ -243,10 +288,16 @@ def _caption(axes: Axes, text: str, colour: str = BLACK) -> None:
 
 
 def _refuse_other_images(first: Silo, silo: Silo, split: str) -> None:
-    """Raise a SettingError unless two runs have the same images in ``split`` and the same classes.
+    """Raise an error unless two runs have the same images in ``split`` and the same classes.
 
-    ``first`` and ``silo`` hold the same site's data in the two runs. The SHA-256 of the split
-    decides whether images are the same.
+    Args:
+        first: the site's data in the first run.
+        silo: the same site's data in another run.
+        split: 'train', 'val' or 'test'.
+
+    Raises:
+        SettingError: the names of the classes differ, or the SHA-256 fingerprints of the split
+            differ.
     """
     # A fingerprint is a SHA-256 of the split, so it tells images apart that have the same names
     same = first.fingerprints[split] == silo.fingerprints[split]

@@ -80,9 +80,10 @@ class ImageExplanation:
     def document(self) -> dict[str, Any]:
         """Return the explanation as a dictionary for JSON, without the image.
 
-        The values of the map are under the map's name, such as ``cam``. If the map explains one
-        class, ``label`` is the number of that class. A network that is not evidential has empty
-        ``beliefs`` and the ``vacuity`` None.
+        Its keys are ``title``, ``classes``, ``probabilities``, ``beliefs`` and ``vacuity``. The
+        values of the map are under the map's name, such as ``cam``. If the map explains one class,
+        ``label`` is the number of that class; otherwise the key is missing. A network that is not
+        evidential has empty beliefs and the vacuity None.
         """
         document: dict[str, Any] = {
             "title": self.title,
@@ -159,11 +160,19 @@ def explain_logits(
 ) -> ImageExplanation:
     """Build the explanation of an image from its saliency map and the network's outputs.
 
-    The probabilities are the softmax of ``logits`` (1, classes). Only an evidential network also
-    gives beliefs (evidence for each class) and the vacuity (lack of evidence). Its logits are
-    logarithms of Dirichlet parameters.
+    The probabilities are the softmax of ``logits``. Only an evidential network also gives beliefs
+    (evidence for each class) and the vacuity (lack of evidence). For other networks, ``beliefs`` is
+    empty and ``vacuity`` is None.
 
-    ``prior`` (classes,) is the part of these parameters that is not evidence, or None.
+    Args:
+        title: a name for the image.
+        image: (channels, height, width), as the site stores it.
+        saliency: the map of the image.
+        classes: the names of the classes.
+        logits: (1, classes), on the CPU. For an evidential network they are the logarithms of the
+            Dirichlet parameters alpha.
+        prior: (classes,), the part of each alpha that is not evidence; None if the network is not
+            evidential.
     """
     beliefs: list[float] = []
     of_vacuity = None
@@ -194,9 +203,13 @@ def draw_image(axes: Axes, image: Tensor) -> None:
 def draw_map(axes: Axes, image: Tensor, saliency: SaliencyMap) -> None:
     """Draw an image with a saliency map over it.
 
-    A large image is shrunk first, and the map is resized to it. The value of the map at a place
-    decides both the colour and the opacity there. Places at or below the map's ``floor`` stay
-    uncoloured.
+    The map is resized to the image. A more important place has a more opaque colour. Places at or
+    below the map's ``floor`` stay uncoloured.
+
+    Args:
+        axes: the panel to draw on.
+        image: (channels, height, width), as the site stores it.
+        saliency: the map.
     """
     reduced = _reduce(image)
     share = saliency.shares((reduced.shape[1], reduced.shape[2])).numpy()
@@ -208,8 +221,9 @@ def draw_map(axes: Axes, image: Tensor, saliency: SaliencyMap) -> None:
 def _reduce(image: Tensor) -> Tensor:
     """Convert an image (channels, height, width) for drawing: float32 in [0, 1].
 
-    8-bit images are divided by 255. In any other image, the 0.2 % quantile becomes 0 and the 99.8 %
-    quantile 1. If a side is longer than 512 pixels, the image is shrunk.
+    8-bit images are divided by 255. Any other image has no fixed range. Its 0.2 % quantile becomes
+    0, its 99.8 % quantile becomes 1, and values beyond them are clipped. If a side is longer than
+    512 pixels, the image is shrunk until its longer side has 512 pixels.
     """
     pixels = image.float()
     if image.dtype == torch.uint8:

@@ -66,12 +66,18 @@ def open_silos(
 ) -> dict[str, Silo]:
     """Load the data of some sites of a run, for histograms of their pixels.
 
-    The result maps each site to its data. ``common`` has the run's settings with this machine's
-    data directory. Only ``split`` is compared with the run's samples.
+    Args:
+        run: the finished run.
+        common: the run's settings, with the data directory of this machine.
+        sites: the names of the sites.
+        split: the split that will be read. Only this split is compared with the samples of the run.
+
+    Returns:
+        The name of each site with its data (silo), in the order of ``sites``.
 
     Raises:
         SettingError: the data set is a table.
-        DataError: the split has changed since the run.
+        DataError: the samples of the split have changed since the run.
     """
     silos = {}
     for site in sites:
@@ -89,11 +95,17 @@ def open_silos(
 def site_histograms(dataset: str, silos: Mapping[str, Silo], split: str) -> SiteHistograms:
     """Compute two histograms of the pixels of each site: as stored, and as network inputs.
 
-    Sites without images in the split are left out. ``dataset`` is the data set's name for the
-    title.
+    Sites without images in the split are left out. The result also has the title of the picture,
+    and the label of each site for the legend.
+
+    Args:
+        dataset: the name of the data set, for the title.
+        silos: the name of each site with its data.
+        split: 'train', 'val' or 'test'.
 
     Raises:
-        DataError: no site has images in the split, or every image has only one pixel value.
+        DataError: no site has images in the split, or every image has only one pixel value. The
+            smallest value of an image counts as background.
     """
     splits, labels = {}, {}
     for site, silo in silos.items():
@@ -108,7 +120,17 @@ def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]
     """Compute the histograms of the stored pixels, and of the same pixels as network inputs.
 
     Stored integers are scaled to [0, 1], and floats are kept. Pixels with the smallest value of
-    their image are background, and are left out. ``splits`` maps each site to its images.
+    their image are background, and are left out. If the distance between grey levels is known,
+    every bin covers the same number of levels. The distance is known in these cases:
+
+    - Stored pixels, if all sites store integers: 1 / 255, or 1 / 65535 if a site stores int16.
+    - Network inputs, if all sites store 8-bit pixels: 2 / 255, because inputs are in [-1, 1].
+
+    Args:
+        splits: site -> its images.
+
+    Returns:
+        The histograms of the stored pixels, then those of the network's inputs.
 
     Raises:
         DataError: ``splits`` is empty, or all images show only background.
@@ -135,10 +157,17 @@ def _measure(splits: Mapping[str, Split], form: Form, step: float) -> Histograms
 
 
 def _foreground(split: Split, form: Form) -> Iterator[Tensor]:
-    """Yield the pixels of each batch of images without the background, float32 (n,).
+    """Yield the pixels of a split without the background, for one batch of images at a time.
 
-    Background is every pixel with the smallest stored value of its image. ``form`` is "stored" for
-    stored pixels, with integers scaled to [0, 1], or "seen" for network inputs.
+    Background is every pixel whose stored value is the smallest of its image, over all channels. A
+    batch that has only background yields nothing.
+
+    Args:
+        split: the images.
+        form: "stored" for stored pixels, with integers scaled to [0, 1]. "seen" for network inputs.
+
+    Yields:
+        float32 (n,), the pixels of a batch.
     """
     for batch in in_batches(split.inputs):
         # The darkest value of an image is its background: the black around a breast or a lesion
@@ -154,10 +183,21 @@ def _foreground(split: Split, form: Form) -> Iterator[Tensor]:
 
 
 def _edges(splits: Mapping[str, Split], form: Form, step: float) -> Tensor:
-    """Choose the edges of the histograms, float64 (bins + 1,), which are the same for all sites.
+    """Choose the edges of the histograms, which are the same for all sites.
 
-    ``step`` is the distance between two grey levels, or 0 for continuous pixels. There are at most
-    64 bins. Each bin covers the same number of grey levels.
+    The bins have equal widths, and cover all pixels of all sites without the background. Continuous
+    pixels get 64 bins. Other pixels get at most 64 bins, each for the same number of grey levels.
+
+    Args:
+        splits: site -> its images.
+        form: "stored" for stored pixels, "seen" for network inputs.
+        step: the distance between two neighbouring grey levels; 0 for continuous pixels.
+
+    Returns:
+        The edges, float64 (bins + 1,).
+
+    Raises:
+        DataError: all images show only background.
     """
     low, high = math.inf, -math.inf
     for split in splits.values():
@@ -181,7 +221,12 @@ def _density(split: Split, form: Form, edges: Tensor) -> Tensor:
     """Compute the histogram of a site's pixels as a density, float64 (bins,).
 
     Background pixels are left out. The area under the density is 1. If a site's images show only
-    background, the density is 0. ``form`` is "stored" for stored pixels, "seen" for network inputs.
+    background, the density is 0 everywhere.
+
+    Args:
+        split: the site's images.
+        form: "stored" for stored pixels, "seen" for network inputs.
+        edges: the edges of the bins, float64 (bins + 1,), all of the same width.
     """
     bins, low, high = len(edges) - 1, edges[0].item(), edges[-1].item()
     # float64, because float32 counts exactly only up to 2^24 pixels
@@ -214,8 +259,8 @@ def draw_histograms(measured: SiteHistograms) -> Figure:
 def _draw(axes: Axes, histograms: Histograms, styles: Mapping[str, LineStyle], title: str) -> None:
     """Draw the density of each site's pixels as a line.
 
-    The horizontal axis leaves out the lowest and the highest 0.05 % of the pixels. The vertical
-    axis may cut off a few high peaks. The title then has a note about them.
+    The horizontal axis does not show the lowest and the highest 0.05 % of the pixels of all sites.
+    The vertical axis may cut off a few high peaks. ``title`` then gets a note about them.
     """
     centres = (histograms.edges[:-1] + histograms.edges[1:]) / 2
     for site, density in histograms.densities.items():
@@ -239,8 +284,9 @@ def _draw(axes: Axes, histograms: Histograms, styles: Mapping[str, LineStyle], t
 def _limit_axis(axes: Axes, drawn: Tensor) -> str:
     """Limit the vertical axis if a few high peaks would flatten the rest, and return a note.
 
-    If the highest density exceeds 2.5 times the 97 % quantile, the axis ends at 1.5 times that
-    quantile. If nothing is cut off, the note is empty.
+    If the highest of the densities ``drawn`` exceeds 2.5 times their 97 % quantile, the axis ends
+    at 1.5 times that quantile. The note says how high the peaks are, and belongs in the panel's
+    title. If nothing is cut off, or if the quantile is 0, the note is empty.
     """
     axes.set_ylim(bottom=0)
     usual, most = drawn.quantile(0.97).item(), drawn.max().item()

@@ -44,11 +44,18 @@ class _Case:
 
 
 def overlay_sheet(lab: Lab, split: str) -> Figure | None:
-    """Draw the images of a site with the best, the median and the worst Dice score.
+    """Draw up to three images of a site: those with the best, the median and the worst Dice.
 
-    Each image is drawn alone, and with outlines, solid for the true mask and dashed for the
-    prediction. The score is the mean Dice over the foreground classes. Without any score, the
-    result is None.
+    Each image has a row of two panels: the image alone, and the image with outlines. Solid lines
+    outline the true mask, and dashed lines the predicted mask. An image's score is the mean Dice
+    over the classes in either mask, without the background.
+
+    Args:
+        lab: the site's data and its model after the run.
+        split: 'train', 'val' or 'test'.
+
+    Returns:
+        The picture; None if the split has no images, or if all true and predicted masks are empty.
 
     Raises:
         SettingError: the run's task is not segmentation.
@@ -85,8 +92,12 @@ def overlay_sheet(lab: Lab, split: str) -> Figure | None:
 def choose_cases(scores: Tensor) -> list[_Case]:
     """Choose the images with the best, the median and the worst score, each image once.
 
-    ``scores`` (n,) has the score of each image. Images without a score (NaN) are left out. For an
-    even number of images, the median is the lower of the two middle scores.
+    For an even number of images, the median is the lower of the two middle scores. Among equal
+    scores, the image with the lower number ranks as better. Images without a score (NaN) are left
+    out. A single image is the best. Of two images, the worse one is the median. Without images, the
+    list is empty.
+
+    ``scores`` is a tensor (n,) with the score of each image.
     """
     ranked: list[tuple[float, int]] = []
     for row, score in enumerate(scores.tolist()):
@@ -118,9 +129,14 @@ def draw_marked(figure: Figure, image: Tensor, mask: Tensor, classes: Sequence[s
 
 
 def _draw_case(plain: Axes, marked: Axes, image: Tensor, masks: dict[Line, Tensor]) -> None:
-    """Draw an image (channels, h, w) twice: alone, and with the outlines of masks.
+    """Draw an image twice: alone, and with the outlines of masks.
 
-    ``masks`` maps a line style to a mask (h, w) of class numbers. Class 0 is not outlined.
+    Args:
+        plain: the panel of the image alone.
+        marked: the panel of the image with outlines.
+        image: the image (channels, h, w), as a site stores it.
+        masks: the line style and the mask of each set of outlines. A mask (h, w) holds class
+            numbers, and its class 0 is not outlined.
     """
     for axes in (plain, marked):
         draw_image(axes, image)
@@ -133,8 +149,12 @@ def _draw_case(plain: Axes, marked: Axes, image: Tensor, masks: dict[Line, Tenso
 def _draw_outline(axes: Axes, mask: npt.NDArray[np.bool_], colour: str, style: Line) -> None:
     """Draw the outline of one class over the image that a panel already shows.
 
-    ``mask`` (h, w) is True for the pixels of the class. It covers the whole image, even if the
-    image is drawn with fewer pixels.
+    Args:
+        axes: the panel. If its image has fewer pixels than the mask, the mask still covers all of
+            it.
+        mask: bool (h, w), True for the pixels of the class.
+        colour: the colour of the line.
+        style: the style of the line.
     """
     # draw_image shrinks a large image, so the pixels' centres follow from its extent
     left, right, bottom, top = axes.images[0].get_extent()
@@ -147,8 +167,9 @@ def _draw_outline(axes: Axes, mask: npt.NDArray[np.bool_], colour: str, style: L
 def _colour(number: int, style: Line) -> str:
     """Return the colour of the outline of class ``number``, counted from 1.
 
-    The first class has one colour for true masks and another for predicted masks. Any other class
-    has the same colour in both. With many classes, colours repeat.
+    The first class is often the only one. It has one colour for true masks (solid lines) and
+    another for predicted masks (dashed lines), to tell them apart easily. Any other class has the
+    same colour in both styles. If there are many classes, colours repeat.
     """
     if number == 1:
         return SKY if style == _TRUTH else VERMILLION

@@ -42,9 +42,11 @@ class PatientExplanation:
     def lines(self) -> list[str]:
         """Format the explanation as text for a clinician.
 
-        After two lines of introduction, each hospital has a line, in descending order of its
-        model's weight. The line gives the weight, the model's probability of the outcome, and three
-        features. In these features, the patient differs most from the hospital's mean patient.
+        The first line is the title. The second line says that the prediction is a weighted mean
+        over the hospitals' models. Then each hospital has a line, in descending order of the weight
+        of its model. This line gives the weight, the model's probability of the outcome (the last
+        class), and three features. In these features, the patient differs most from the hospital's
+        mean patient.
         """
         width = max(map(len, self.experts))
         hospitals = format_count(len(self.experts), "hospital")
@@ -65,11 +67,12 @@ class PatientExplanation:
         return list(zip(self.contributions[expert], self.features, strict=True))
 
     def figure(self) -> Figure:
-        """Draw three panels that show how the mixture weights the models of the sites.
+        """Draw three panels that show how the mixture weights the models of the sites (experts).
 
-        The left panel shows the weight of each model, and its probability of the last class. The
-        middle panel shows the terms of each model's score. The right panel shows how much each
-        feature adds to each distance, for at most 30 features.
+        The left panel shows the weight of each expert, and the probability that the expert gives
+        the last class. The middle panel shows the terms of each expert's score: one per distance,
+        and a bias. The right panel shows the contribution of each feature to each distance, for at
+        most 30 features.
         """
         from matplotlib.figure import Figure
 
@@ -100,8 +103,9 @@ class PatientExplanation:
     def _draw_contributions(self, axes: Axes) -> None:
         """Draw a heat map of each feature's contribution to the distance to each expert.
 
-        At most 30 features are drawn, in the order of the table. They have the largest absolute
-        contributions to any distance.
+        At most 30 features are drawn, in the order of the table. A feature is chosen if its largest
+        absolute contribution to any distance is among the highest. Of equal features, the first
+        ones are chosen.
         """
         columns = list(zip(*self.contributions, strict=True))
         # (experts, features) -> (features,): a feature matters if it separates from any expert
@@ -131,13 +135,20 @@ def explain_routing(
     features: list[str],
     outcome: str = "the last class",
 ) -> PatientExplanation:
-    """Explain a mixture's prediction for one patient by the weight and answer of each site's model.
+    """Explain a mixture's prediction for one patient: the weight and the answer of each expert.
 
-    A model's weight depends on the patient's distances to the mean training samples of the sites.
-    The explanation shows how much each feature adds to these distances.
+    The method PICSR mixes the networks of all sites, called experts. Its router derives an expert's
+    weight from the patient's distance to the mean training sample of each site. The explanation
+    shows these distances, the contribution of each feature to them, and the amount that each
+    distance adds to an expert's score.
 
-    ``sample`` has no batch dimension. If ``features`` is empty, features are numbered. ``outcome``
-    is the last class.
+    Args:
+        network: the mixture of experts; it is put in eval mode.
+        sample: (*input_shape), as the network takes it but without batch dimension, on its device.
+        title: a name for the patient. The explanation adds the mixture's probability of the last
+            class.
+        features: the names of the features; if empty, features are numbered from 0.
+        outcome: the name of the last class, for the title.
     """
     network.eval()
     with torch.no_grad():

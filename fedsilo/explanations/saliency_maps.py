@@ -59,11 +59,18 @@ def explain_by_grad_cam(
 ) -> ImageExplanation:
     """Explain a convolutional network's prediction for one image by Grad-CAM, in fp32.
 
-    ``row`` is the number of the image in ``split``, counted from 0. ``label`` is the class whose
-    map is drawn, or None for the predicted class.
+    Args:
+        network: on the compute device; it is put in eval mode.
+        split: the samples, whose labels are not read.
+        compute: the device.
+        row: the number of the image in ``split``, counted from 0.
+        title: the title of the explanation, such as the name of the image.
+        classes: the names of the classes.
+        label: the class whose map is drawn; None for the predicted class.
 
     Raises:
-        SettingError: the network is not convolutional, or its last feature maps have a single cell.
+        SettingError: the network is not a single convolutional network of fedsilo, or its last
+            feature maps have a single cell.
     """
     last_maps(network)  # refuses unsuitable networks before anything is computed
     exact = compute.exact()
@@ -79,13 +86,20 @@ def explain_by_grad_cam(
 def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
     """Compute the Grad-CAM of a class for a batch of images.
 
-    ``inputs`` are (batch, channels, height, width). Maps of several views of an image are averaged.
+    If the network takes several views of an image, the maps of the views are averaged.
+
+    Args:
+        network: it is put in eval mode.
+        inputs: (batch, channels, height, width), as networks take them, on the network's device.
+        label: the number of the class.
 
     Returns:
-        (batch, rows, columns) on the CPU, at least 0, as large as the last feature maps.
+        (batch, rows, columns) on the CPU, at least 0 and not scaled. The size is that of the
+        network's last feature maps.
 
     Raises:
-        SettingError: the network is not convolutional, or its last feature maps have a single cell.
+        SettingError: the network is not a single convolutional network of fedsilo, or its last
+            feature maps have a single cell.
     """
     from captum.attr import LayerGradCam
 
@@ -150,9 +164,16 @@ def explain_by_occlusion(
 ) -> ImageExplanation:
     """Explain any network's prediction for one image by hiding parts of the image, in fp32.
 
-    The map shows how much the probability of the predicted class drops when a part is hidden. The
-    explanation has no beliefs or vacuity, even for an evidential network. ``row`` is the number of
-    the image in ``split``, counted from 0.
+    The map shows how much the probability of the predicted class drops when ``occlusion`` hides a
+    part. The explanation has no beliefs or vacuity, even for an evidential network.
+
+    Args:
+        network: on the compute device; it is put in eval mode.
+        split: the samples, whose labels are not read.
+        row: the number of the image in ``split``, counted from 0.
+        title: the title of the explanation, such as the name of the image.
+        classes: the names of the classes.
+        compute: the device.
     """
     exact = compute.exact()
     image = split.inputs[row : row + 1]
@@ -174,8 +195,13 @@ def explain_by_occlusion(
 def occlusion(network: SiteNetwork, image: Tensor, label: int) -> Tensor:
     """Measure how much the probability of a class drops when a part of the image is hidden.
 
-    One of up to 8 x 8 rectangles at a time is replaced by the image's mean colour. ``image`` is (1,
-    channels, height, width).
+    The image is divided into up to 8 x 8 rectangles. One rectangle at a time is replaced by the
+    image's mean colour. If the probability rises, the value of the rectangle is 0.
+
+    Args:
+        network: in eval mode.
+        image: (1, channels, height, width), as the network takes it, on the network's device.
+        label: the number of the class.
 
     Returns:
         The drop for each rectangle, (rows, columns), from 0 to 1, on the CPU.
@@ -204,8 +230,8 @@ def occlusion(network: SiteNetwork, image: Tensor, label: int) -> Tensor:
 def _square_side(side: int) -> int:
     """Return the length in pixels of the parts into which an image side is divided.
 
-    It is the smallest length at which 8 parts or fewer cover ``side``. The last part may be
-    shorter.
+    It is the smallest length, at least 1, at which 8 parts or fewer cover the side. The last part
+    may be cut off. ``side`` is the length of the image side in pixels.
     """
     # Ceiling division, so that the squares cover the whole image
     return -(-side // min(_SQUARES, side))

@@ -23,11 +23,16 @@ if TYPE_CHECKING:
 def explain_sample(lab: Lab, split: str, row: int) -> Explanation:
     """Explain the model's prediction for one sample of a site.
 
-    The network and the data decide the kind of explanation, such as Grad-CAM for a convolutional
-    network. ``row`` is the number of the sample in the split, counted from 0.
+    ``explain_case`` chooses the kind of explanation, such as Grad-CAM for a convolutional network.
+    The title of the explanation names the site, the split, the row and the true class.
+
+    Args:
+        lab: the site's data and its model after the run.
+        split: 'train', 'val' or 'test'.
+        row: the number of the sample in the split, counted from 0.
 
     Raises:
-        SettingError: the network's last feature maps are too small for Grad-CAM.
+        SettingError: Grad-CAM does not work, because the network's last feature maps have one cell.
         DataError: the row is not in the split.
     """
     refuse_row(lab.silo, split, row)
@@ -39,13 +44,23 @@ def explain_sample(lab: Lab, split: str, row: int) -> Explanation:
 def explain_case(lab: Lab, network: SiteNetwork, cases: Split, row: int, title: str) -> Explanation:
     """Explain a network's prediction for one case, in the way that fits the network and the data.
 
-    The first line that applies decides:
+    The first line that applies decides the kind of explanation:
 
-    1. PICSR, a mixture of the sites' networks: their weights.
-    2. A table: Shapley values of the columns.
-    3. A ViT: its attention.
-    4. A convolutional network: Grad-CAM.
-    5. Any other network: importance of the image's parts.
+    1. PICSR, a mixture of the sites' networks: the weights of these networks.
+    2. Data in a table: Shapley values of the columns.
+    3. A ViT: a map of its attention.
+    4. A single convolutional network of fedsilo: a Grad-CAM map.
+    5. Any other network: a map that shows how much each part of the image matters.
+
+    Args:
+        lab: the site, which gives the names of classes and columns, and the device.
+        network: the network that predicts.
+        cases: the samples, in the form in which a site stores them; their labels are not read.
+        row: the number of the case in ``cases``, counted from 0.
+        title: a name for the case.
+
+    Raises:
+        SettingError: Grad-CAM does not work, because the network's last feature maps have one cell.
     """
     names, features = lab.silo.class_names(), list(lab.silo.features)
     # Imported when needed, because captum takes seconds to import

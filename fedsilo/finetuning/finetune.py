@@ -44,10 +44,21 @@ def open_study(
     epochs: int,
     distil_epochs: int,
 ) -> Study:
-    """Read the images, and build the study: all that the trainings to be compared have in common.
+    """Read the images, and build the study: everything that all starting points have in common.
 
-    An empty ``sites`` means all. ``seeds`` is the number of trainings per starting point.
-    ``distil_epochs`` is 0 without distillation.
+    A starting point is a set of weights from which a network is trained. The study holds the task,
+    the pooled images of the chosen sites in memory, the settings, the device, and the numbers of
+    seeds and epochs. Nothing is trained yet.
+
+    Args:
+        task: 'classification' or 'segmentation'.
+        network: the name of the network to train.
+        settings: the settings of the data, the network and the training.
+        sites: the sites whose images are pooled. Empty for all sites of the data set.
+        seeds: the number of trainings for each starting point, with seeds 0, 1, ...
+        epochs: the epochs of each training.
+        distil_epochs: the epochs in which a network learns from a run's ViT (distillation). 0 for
+            no distillation.
 
     Raises:
         SettingError: the data set is a table, a site is unknown, or the device does not exist.
@@ -66,9 +77,18 @@ def open_study(
 def train_starts(study: Study, starts: Starts, out: Path, images: int, say: Say) -> FinetuneResult:
     """Train a network from each starting point with each seed, and write the results to ``out``.
 
-    A starting point has pretrained weights, a run's model or random weights. ``out`` is created
-    after the last training. For segmentation, it shows predicted masks of up to ``images`` test
-    images.
+    The folder is created after the last training, so an error leaves nothing behind.
+
+    Args:
+        study: the data and settings, which are the same for all starting points.
+        starts: the starting points: pretrained weights, models of runs or random initial weights.
+        out: the folder to create.
+        images: the number of test images that are drawn with their predicted masks, at most. It has
+            an effect only for segmentation.
+        say: is called with each line of progress.
+
+    Returns:
+        The study, and the result of each starting point, in order.
 
     Raises:
         FedsiloError: weights do not fit the network, or training diverged.
@@ -82,10 +102,16 @@ def train_starts(study: Study, starts: Starts, out: Path, images: int, say: Say)
 
 
 def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
-    """Train networks that start from the same model or weights, one network per seed.
+    """Train a network from one starting point with each seed, and collect the results.
 
-    The result has the best epoch and the metrics of each seed. ``source`` None means random initial
-    weights. ``say`` gets a line after each training.
+    Args:
+        study: the data, the settings and the number of seeds. The seeds are 0, 1, ...
+        source: the model or weights to start from. None for random initial weights.
+        say: is called with a line after the training of each seed. Before the first training, it is
+            called with a line about the weights that the network received from ``source``.
+
+    Raises:
+        FedsiloError: no array of the weights fits the network, or training diverged.
     """
     label, method, headline = SCRATCH, "", study.downstream.headline
     if source:
@@ -112,12 +138,24 @@ def build_start(
 ) -> tuple[nn.Module, TransferReport | DistilReport | None]:
     """Build the network for one training, with the weights from which the training starts.
 
-    All arrays are initialised from ``seed``. Those of ``source`` that fit then replace them. If a
-    run's ViT does not fit, the network first learns to predict its output. A report on this is
-    returned, None without a ``source``.
+    All arrays are first initialised from ``seed``. The arrays of ``source`` that fit then replace
+    them. Networks with the same seed therefore differ only in the arrays that they received.
+
+    If ``source`` is a run's ViT whose arrays do not fit the network, nothing is copied. Instead,
+    the network's encoder is trained for ``study.distil_epochs`` epochs to predict the ViT's tokens
+    (distillation).
+
+    Args:
+        study: the task, the data, the settings and the device.
+        source: the run's model or the pretrained weights. None for random initial weights.
+        seed: the seed of the training.
+
+    Returns:
+        The network on the study's device, and the report on the copied arrays or on the
+        distillation. Without a ``source``, the report is None.
 
     Raises:
-        FedsiloError: no array fits.
+        FedsiloError: no array of the weights fits, or the weights cannot be loaded.
     """
     # Built even for a start with weights, because arrays that do not fit keep the seed's values
     settings = _with_seed(study.settings, seed)
@@ -145,11 +183,13 @@ def _with_seed(settings: CommonSettings, seed: int) -> CommonSettings:
 def train_seed(study: Study, network: nn.Module, seed: int) -> TrainedSeed:
     """Train a network in place for all epochs, and return the results of its best epoch.
 
-    The best epoch has the highest validation value of the task's main metric, accuracy or Dice. The
-    network gets that epoch's arrays at the end, and is measured on the test images.
+    The best epoch has the highest validation value of the task's headline metric, which is accuracy
+    or Dice. A tie is decided by the lower validation loss, then by the earlier epoch. An undefined
+    metric is worse than any value. At the end, the network gets the best epoch's arrays, and is
+    measured on the test images.
 
     Raises:
-        SiteError: training diverged, so that the validation loss is not finite.
+        SiteError: the validation loss of an epoch is not finite, because training diverged.
     """
     began, task, compute = time.monotonic(), study.downstream, study.compute
     settings, data = _with_seed(study.settings, seed), study.data

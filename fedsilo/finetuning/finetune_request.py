@@ -94,13 +94,16 @@ def open_starts(
 ) -> Starts:
     """Open all starting points that ``--weights`` names, in order.
 
-    ``data_dir`` and ``state_dir`` None mean those of each run. ``from_site`` is the site whose own
-    model is opened, None for the shared one.
+    Args:
+        weights: the starting points. ``open_start`` lists the forms that one can have.
+        data_dir: the data directory. None for the one in each run's settings.
+        from_site: the site whose own model is opened from each run. None for the shared model.
+        state_dir: the folder of the site's private state. None for the one in each run directory.
 
     Raises:
-        SettingError: two starting points have the same label, such as runs in folders of the same
-            name.
-        FedsiloError: a starting point cannot be opened.
+        SettingError: two starting points have the same label in the table of results, such as two
+            runs in folders of the same name.
+        FedsiloError: ``open_start`` cannot open a starting point.
     """
     starts = Starts([open_start(name, data_dir, from_site, state_dir) for name in weights])
     labels = [source.label for source in starts.sources]
@@ -118,11 +121,24 @@ def open_start(
 ) -> Source | None:
     """Open one starting point of ``--weights``: a run's model, pretrained weights, or nothing.
 
-    ``weights`` is 'scratch', a run directory or its model.safetensors, timm:NAME, or another file
-    with a ViT's weights. A file is not loaded here. For 'scratch', the result is None.
+    Args:
+        weights: one of these:
+
+            - 'scratch' for random initial weights
+            - a run directory, or a run's model.safetensors in it
+            - timm:NAME for weights of the library timm: a VGG16 if NAME starts with 'vgg16_bn', and
+              otherwise a ViT
+            - any other file, which is taken for the weights of a ViT
+        data_dir: the data directory. None for the one in the run's settings.
+        from_site: the site whose own model is opened from a run. None for the shared model.
+        state_dir: the folder of the site's private state. None for the one in the run directory.
+
+    Returns:
+        The run's model with its arrays. For a file or timm's weights, the result has only their
+        name, because they are not loaded or checked here. For 'scratch', it is None.
 
     Raises:
-        SettingError: ``weights`` is none of these.
+        SettingError: ``weights`` is none of these, for example because the file does not exist.
         FedsiloError: the run cannot be opened.
     """
     if weights == SCRATCH:
@@ -150,12 +166,19 @@ def open_run_model(
 ) -> RunModel:
     """Open a finished run's model as a starting point, and read its arrays to the CPU.
 
-    ``from_site`` is the site whose own model is opened, None for the shared model. ``data_dir`` and
-    ``state_dir`` are None for those of the run.
+    Args:
+        run_dir: the run directory.
+        data_dir: the data directory. None for the one in the run's settings.
+        from_site: the site whose own model is opened, which needs the site's data on this machine.
+            None for the shared model in model.safetensors, which needs no data.
+        state_dir: the folder of the site's private state. None for the one in the run directory.
 
     Raises:
-        FedsiloError: the run has not ended, used a table, has no trained encoder, or used another
-            frozen ViT.
+        FedsiloError: in one of these cases:
+
+            - The run has not ended, used a table, or lacks the wanted model.
+            - The run did not train an encoder.
+            - The run's frozen ViT had another backbone than the one on this machine.
     """
     run = FinishedRun.open(run_dir)
     common = run.local_settings(data_dir).common
@@ -211,10 +234,15 @@ def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
 
 
 def _encoder_fault(common: CommonSettings, arrays: Mapping[str, Any]) -> str:
-    """Explain in a sentence why a run's model cannot be a starting point, or return "".
+    """Explain in a sentence why a run's model cannot be a starting point; "" if it can.
 
-    A model needs an encoder that the run trained. Prompts (learned input tokens) of a frozen ViT
-    suffice, unless the ViT was random.
+    A starting point needs an encoder that the run trained. A head alone is not enough. Prompts,
+    which are learned input tokens of a frozen ViT, count as a trained encoder. They do not count if
+    the ViT was initialised at random, because its arrays are not stored.
+
+    Args:
+        common: the run's settings. 'method' and 'vit.backbone-weights' are used.
+        arrays: the model's arrays by name. Only the names are used.
     """
     if not any(name.startswith(_ENCODER) for name in arrays):
         return (

@@ -99,9 +99,14 @@ def result_table(finetuned: FinetuneResult) -> Table:
 def write_results(folder: Path, study: Study, starts: Sequence[StartResult], images: int) -> None:
     """Write the files of the result into an existing folder.
 
-    They are finetune.json with all results, figures.csv with the test metrics, and curves.csv with
-    the learning curves. model.safetensors has the first starting point's best network. For
-    segmentation, overlays.png has the predicted masks of up to ``images`` test images.
+    The files are:
+
+    - finetune.json with all results except the learning curves
+    - figures.csv with the test metrics
+    - curves.csv with the learning curves
+    - model.safetensors with the network of the first starting point, from the seed with the best
+      validation value of the task's headline metric
+    - for segmentation only, overlays.png with the predicted masks of up to ``images`` test images
     """
     content = json.dumps(document(study, starts), indent=2, allow_nan=False)
     write_atomically(folder / "finetune.json", content + "\n")
@@ -124,8 +129,9 @@ def write_results(folder: Path, study: Study, starts: Sequence[StartResult], ima
 def _draw_predicted_masks(study: Study, starts: Sequence[StartResult], images: int) -> Figure:
     """Draw test images with their true masks and the masks predicted from each starting point.
 
-    Up to ``images`` images are drawn, spread evenly over the sites. The networks are those of seed
-    0.
+    Up to ``images`` images are drawn, spread evenly over the sites. For each starting point, the
+    network trained with the first seed, 0, is rebuilt from its stored arrays. The caption of an
+    image is its site and its row among the site's test images.
     """
     rows = spread_rows(study.data.origin, images)
     test, predicted = study.data.test, {}
@@ -151,9 +157,10 @@ def metrics_csv(study: Study, starts: Sequence[StartResult]) -> str:
 def metrics_table(study: Study, starts: Sequence[StartResult]) -> pd.DataFrame:
     """Build the table of test metrics, with a row for each starting point and metric.
 
-    Mean and standard deviation are over the seeds that have the metric, and ``seeds`` is their
-    number. For a single seed, ``sd`` is NaN. Only the task's main metrics are shown, except those
-    that no seed has.
+    The columns are ``network``, ``weights`` (the starting point), ``metric``, ``mean``, ``sd`` and
+    ``seeds``. Mean and standard deviation are over the seeds that have the metric, and ``seeds`` is
+    their number. For a single seed, ``sd`` is NaN. The rows are for the task's main metrics, except
+    those that no seed has.
     """
     network = study.downstream.network
     table = []
@@ -185,9 +192,16 @@ def curves_csv(starts: Sequence[StartResult]) -> str:
 def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
     """Build the content of finetune.json as a dictionary.
 
-    It has the task, the data, the epochs, the metric that decided on the best epoch, the definition
-    of each metric, and the settings. ``lines`` has the results of each starting point. ``classes``
-    is a number if the data set does not name them.
+    The keys are:
+
+    - ``task``, ``network``, ``dataset`` and ``sites``
+    - ``images``: the number of images of each split
+    - ``classes``: the names of the classes, or their number if the data set does not name them
+    - ``epochs``, and ``epoch chosen by``: the metric whose validation value decided on the best
+      epoch
+    - ``definitions``: the definition of each metric in words
+    - ``settings``: the settings of the data, the network and the training
+    - ``lines``: the results of each starting point, in order
     """
     task, data = study.downstream, study.data
     return {
@@ -208,9 +222,13 @@ def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
 def _start_document(result: StartResult) -> dict[str, Any]:
     """Build the entry of a starting point in finetune.json.
 
-    It has the results of each seed, and mean and standard deviation of each test metric. ``taken``
-    reports on copied arrays, and ``distilled`` on training to imitate a run's ViT. Either may be
-    None.
+    ``seeds`` has each seed's best epoch, the metrics of that epoch on validation and test images,
+    and the duration in seconds. ``mean`` and ``sd`` summarise each test metric over the seeds that
+    have it. If only one seed has a metric, ``sd`` lacks it.
+
+    ``taken`` is the report on arrays that were copied from the starting point, or None if none
+    were. ``distilled`` is the report on distillation (training to imitate a run's ViT), or None
+    without it.
     """
     metrics: set[str] = set()
     seeds = []
@@ -270,8 +288,12 @@ def spread_rows(origin: Sequence[str], count: int) -> list[int]:
 def colour_masks(predicted: Tensor, mask: Tensor) -> Tensor:
     """Colour the pixels of a predicted and a true mask, as a layer to draw over an image.
 
-    Hits, false alarms and missed pixels each have a colour. Pixels outside both masks are
-    transparent. Masks are (h, w) with 0 and 1.
+    Hits (in both masks), false alarms (only predicted) and missed pixels (only true) each have a
+    colour, with the same opacity. Pixels outside both masks are transparent.
+
+    Args:
+        predicted: the predicted mask (h, w), 0 or 1.
+        mask: the true mask (h, w), 0 or 1.
 
     Returns:
         RGBA (h, w, 4) in [0, 1].
@@ -292,9 +314,16 @@ def draw_overlays(
 ) -> Figure:
     """Draw a row for each test image: the image, its true mask, and the predicted masks.
 
-    ``images`` is (n, channels, h, w), and each set of masks (n, h, w) with 0 and 1. ``predicted``
-    has a set for each starting point. Hits, false alarms and missed pixels have different colours.
-    A predicted mask's caption is its Dice score.
+    There is a predicted mask for each starting point, with different colours for hits, false alarms
+    and missed pixels. Its caption is the Dice score, or '(rightly none)' if the true mask is empty
+    too. The caption of an empty true mask is '(no catheter)'.
+
+    Args:
+        images: the images (n, channels, h, w), with the pixels that a site stores.
+        masks: the true masks (n, h, w), 0 or 1. A mask marks the catheters in a radiograph.
+        predicted: label of a starting point -> its predicted masks (n, h, w).
+        names: the caption of each image.
+        title: the title of the picture.
     """
     from matplotlib.patches import Patch
 

@@ -49,12 +49,24 @@ def choose_network(
 ) -> str:
     """Choose the network to train, and return its name.
 
-    It is ``wanted`` or, without it, the task's first network that accepts the first source's
-    weights. It must accept the weights of all sources. With ``distil``, it may instead learn to
-    imitate a run's ViT.
+    The network is ``wanted`` if the user named one. Otherwise, it is the task's first network that
+    accepts the weights of the first source. Without sources, it is the task's first network. The
+    network must accept the weights of every source, except those of a run's ViT that it learns from
+    by distillation.
+
+    Args:
+        task: 'classification' or 'segmentation'.
+        wanted: the name that the user gave. None or empty to choose by the sources.
+        sources: the starting points with weights, which are models of runs and pretrained weights.
+        distil: whether the user asked for distillation, in which a network learns to predict the
+            tokens of a run's ViT.
 
     Raises:
-        SettingError: the task lacks the network, or it does not suit a source.
+        SettingError: in one of these cases:
+
+            - The task does not have the wanted network.
+            - The network does not accept the weights of a source.
+            - ``distil`` is True, but ``wanted`` cannot learn from any source.
     """
     # Network of the task -> the network of a run whose weights it accepts
     of_task: Mapping[str, str] = dict(zip(_CLASSIFIERS, _CLASSIFIERS, strict=True))
@@ -97,7 +109,12 @@ def choose_network(
 def _networks_for(source: Source, of_task: Mapping[str, str]) -> list[str]:
     """List the names of the task's networks that can start from the weights of ``source``.
 
-    ``of_task`` has, for each network of the task, the name of the network whose weights fit, or "".
+    The list is in the order of ``of_task``. It is empty if no network accepts the weights.
+
+    Args:
+        source: a run's model, or pretrained weights. Both name the network that the weights fit.
+        of_task: each network of the task -> the name of the network whose weights fit, or "" if
+            none do.
     """
     fitting = []
     for name, accepted in of_task.items():
@@ -130,12 +147,24 @@ def build_settings(
 ) -> CommonSettings:
     """Build the settings of data, network and training for fine-tuning, and check them.
 
-    A later source overrides an earlier one: defaults, the first run's settings, a fixed recipe, and
-    the user's ``changes``. ``dataset`` None means the first run's.
+    There are four sources, and a later source overrides an earlier one: the defaults, the settings
+    inherited from the first run, a fixed recipe (such as AdamW with batch size 16), and the user's
+    ``changes``. If there would be no validation images, one of 5 folds of the training images is
+    used for validation.
+
+    Args:
+        task: 'classification' or 'segmentation'.
+        network: the name of the network to train.
+        run_models: the starting points that are models of runs.
+        dataset: the name of the data set. None for the first run's.
+        changes: the user's settings, key -> value.
 
     Raises:
-        SettingError: a setting is wrong or unused, the data set is unknown, or a run may have used
-            the test images.
+        SettingError: in one of these cases:
+
+            - A setting is unknown, out of range or unused in fine-tuning.
+            - The data set is unknown, or neither a data set nor a run is given.
+            - A run chose its test images by other settings, so it may have trained on these ones.
     """
     first: dict[str, Value] = {}
     if run_models:
@@ -181,8 +210,9 @@ def _inherited_values(
 ) -> dict[str, Value]:
     """Select the settings that fine-tuning inherits from a run, key -> value.
 
-    For the run's own data set, these are the data settings ``of_data``, otherwise only paths. The
-    network's settings are included if ``network`` can copy the run's arrays.
+    If ``dataset`` is the run's own data set, the run's values of the data settings ``of_data`` are
+    inherited. For another data set, only the paths of files and folders are. If ``network`` can
+    copy the run's arrays, the settings of the network are inherited too, whatever the data set.
     """
     values = as_mapping(run_model.common)
     inherited = frozenset(_FILES)
@@ -204,8 +234,12 @@ def read_changes(
 ) -> dict[str, Value]:
     """Parse the settings that the user changes, and return them as key -> value.
 
-    ``texts`` has settings as ``key=value``. The last value of a repeated key counts. ``device`` and
-    ``data_dir`` override the texts, unless they are None.
+    Args:
+        texts: the settings, each as ``key=value``. If a key is repeated, its last value counts.
+        device: the value of --device, which overrides 'machine.device' in ``texts``; None if the
+            option is not given.
+        data_dir: the value of --data-dir, which overrides 'data.dir' in ``texts``; None if the
+            option is not given.
 
     Raises:
         SettingError: a text is not of the form ``key=value``. Unknown keys are not rejected here.
@@ -222,9 +256,8 @@ def _with_absolute_paths(values: dict[str, Value]) -> dict[str, Value]:
     """Return a copy of the settings in which all paths of files and folders are absolute.
 
     A relative path starts from the working folder, ``~`` is expanded, and an empty path stays
-    empty.
+    empty. The settings are written to a file, which may be read later in another folder.
     """
-    # The settings are written to a file, which may be read later in another folder
     absolute = dict(values)
     for key in _FILES:
         if values.get(key):
@@ -235,8 +268,11 @@ def _with_absolute_paths(values: dict[str, Value]) -> dict[str, Value]:
 def _data_keys(dataset: str, partition: str, task: str) -> frozenset[str]:
     """List the keys of all settings that concern the data of fine-tuning.
 
-    Among them are those that the data set and ``partition`` use. For segmentation, partition
-    settings are left out if the data set has no setting 'split.silos'.
+    The keys are 'dataset', the settings with paths, the settings of partitions, and those that the
+    data set and ``partition`` (the value of 'split.partition') use.
+
+    For segmentation, all settings of partitions are left out if the data set has no setting
+    'split.silos'. The masks then belong to fixed sites.
     """
     own_keys = data_set(dataset).settings
     if task == SEGMENTATION and "split.silos" not in own_keys:
@@ -258,9 +294,14 @@ def used_settings(settings: CommonSettings, task: str) -> dict[str, Value]:
 def _refuse_unused(changes: Mapping[str, Value], of_data: frozenset[str]) -> None:
     """Check that fine-tuning uses each setting that the user changed.
 
+    Args:
+        changes: the user's settings, key -> value. Only the keys are checked.
+        of_data: the keys of the data settings that apply to the chosen data set and task.
+
     Raises:
-        SettingError: a key is unknown, has no effect, or has a command option of its own. The
-            message names the first such key.
+        SettingError: a key is unknown, or is not a setting of the data, the network or the
+            training. The error is also raised for 'network.name' and 'dataset', which have options
+            of their own. The message names the first such key in ``changes``.
     """
     known = _OF_NETWORK | _OF_TRAINING | of_data
     for key in changes:

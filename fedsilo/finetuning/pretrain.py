@@ -60,12 +60,13 @@ class Pretraining:
 def plan_pretraining(experiment: str, sources: RunSources) -> tuple[CommonSettings, Pretraining]:
     """Read an experiment's settings, and the recipe for pre-training from its simulation file.
 
-    The recipe is the section ``pretraining`` of the file. Missing values have their defaults.
+    The recipe is the section ``pretraining`` of the file, with values such as the number of epochs.
+    A value that the section lacks has its default, and so have all values without the section.
 
     Raises:
-        SettingError: the experiment is unknown, has no ViT or no images, or the recipe is
-            malformed.
-        DataError: the data set's silos cannot be listed.
+        SettingError: the experiment is unknown, its network is not a ViT, its data set does not
+            have images, or the recipe is malformed.
+        DataError: the data set's silos cannot be listed, for example because its folder is missing.
     """
     common = plan_run(experiment, sources)[0].common
     recipe = read_section(simulation_file(sources.file), "pretraining", Pretraining)
@@ -82,12 +83,19 @@ def train_backbone(
 ) -> None:
     """Train a ViT on the data set's public images, and write its weights to ``target``.
 
-    One in ten images is held out from training. ``target`` also records the recipe, the sizes of
-    ViT and images, and the metrics on the images held out.
+    A linear head is trained with the ViT and then dropped. One in ten images, drawn at random, is
+    held out from training. ``target`` also records the recipe, the sizes of the ViT and of the
+    images, the number of public images, and the metrics on the images held out.
+
+    Args:
+        common: the experiment's settings, which give the ViT's size and the data.
+        recipe: the recipe of pre-training, such as the number of epochs.
+        target: the file to write.
+        say: is called with a line about the images, and during the training with lines of metrics.
 
     Raises:
         DataError: there are fewer than 20 public images.
-        SettingError: training diverged, and nothing is written.
+        SettingError: training diverged. Nothing is written in this case.
     """
     public, classes = _read_public_images(common, recipe)
     counts = torch.bincount(public.labels, minlength=classes).tolist()
@@ -112,13 +120,16 @@ def train_backbone(
 
 
 def _read_public_images(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
-    """Read the labelled public images of the data set, which belong to no silo.
+    """Read the public images of the data set, which belong to no silo, with their labels.
 
-    The result also has the number of classes. If the data set has several kinds of labels,
-    ``recipe.target`` chooses one.
+    If the data set has several kinds of labels (setting 'data.target'), ``recipe.target`` is the
+    kind to read.
+
+    Returns:
+        The images with labels, and the number of classes.
 
     Raises:
-        DataError: there are fewer than 20 public images.
+        DataError: there are fewer than 20 public images, the least that pre-training takes.
     """
     chosen = cast(ImageDataSet, data_set(common.dataset))
     if "data.target" in chosen.settings:
@@ -200,10 +211,12 @@ class _Trainer:
     def run(self, say: Callable[[str], None]) -> dict[str, float]:
         """Train for all epochs, and return the metrics on the held-out images after the last epoch.
 
-        ``say`` is called with a line of these metrics about ten times, and after the last epoch.
+        ``say`` is called with a line of these metrics about ten times during the training, and
+        after the last epoch. With fewer than 20 epochs, it is called after each epoch.
 
         Raises:
-            SettingError: training diverged, so that a loss or the network's output is not finite.
+            SettingError: the mean loss of an epoch, or the network's output after an epoch, is not
+                finite.
         """
         began, recipe, metrics = time.monotonic(), self.recipe, {}
         with seed_generators(recipe.seed, "pretraining", "steps", device=self.compute.device):
@@ -300,9 +313,11 @@ def class_weights(labels: Tensor, classes: int) -> Tensor:
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     """Augment 8-bit images (n, 3, side, side) at random. The shape and the type stay the same.
 
-    Each image is turned by a multiple of 90 degrees, and mirrored in half of the cases. A square of
-    60 to 100 % of its area is resized to the full side. Brightness and contrast change by up to 20
-    %.
+    Each image takes seven random numbers from ``generator`` for these changes:
+
+    - a turn by a random multiple of 90 degrees, and a mirror image with probability 0.5
+    - a cut of a random square of 60 to 100 % of the area, resized to the full side
+    - a change of the brightness by up to 20 %, and then of the contrast by up to 20 %
     """
     from torchvision.transforms.v2 import functional as change
 

@@ -97,8 +97,12 @@ def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled
     The training, validation and test images are pooled separately.
 
     Raises:
-        DataError: a mask does not fit its image, images have different shapes, a split is empty, or
-            all masks for training or validation are empty.
+        DataError: in one of these cases:
+
+            - A mask differs in size from its image, or has a value above 1.
+            - The images of the sites have different shapes.
+            - A split is empty at all sites.
+            - The training masks are all empty, or the validation masks are.
     """
     silos = [load_masked_silo(site, settings) for site in sites]
     for silo in silos:
@@ -126,9 +130,10 @@ def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled
 
 
 def _mask_fault(split: Split) -> str:
-    """Explain in a sentence why a split's masks do not fit its images, or return "" if they fit.
+    """Explain in a sentence why a split's masks do not fit its images; "" if they fit.
 
-    For images (n, c, h, w), the masks must be (n, h, w), and no value may be above 1.
+    For images (n, c, h, w), the masks must be (n, h, w), and no value may be above 1. The size of
+    the images is not checked against other splits or sites.
     """
     images, masks = tuple(split.inputs.shape), tuple(split.labels.shape)
     if masks != (images[0], *images[2:]):
@@ -147,7 +152,8 @@ def _mask_fault(split: Split) -> str:
 def _pool_silos(settings: CommonSettings, silos: Sequence[Silo]) -> Pooled:
     """Concatenate the images of several silos in order, separately for each split.
 
-    All silos have the same shape and classes.
+    The shape and the classes of the result are those of the first silo. The caller has checked that
+    they are the same at all silos.
 
     Raises:
         DataError: a split is empty at all silos.
@@ -303,8 +309,15 @@ class TrainedSeed:
 def _logits(network: nn.Module, inputs: Tensor, compute: Compute) -> Iterator[Tensor]:
     """Yield the logits of each pixel for batches of at most 32 images.
 
-    They are (b, classes, h, w), float32 on the device, for images (n, c, h, w). The network is put
-    in eval mode. Gradients are computed unless the caller turns them off.
+    The network is put in eval mode. Gradients are computed unless the caller turns them off.
+
+    Args:
+        network: the network, on the compute device.
+        inputs: the images (n, c, h, w), with the pixels that a site stores.
+        compute: the device.
+
+    Yields:
+        Logits (b, classes, h, w), float32 on the device.
     """
     network.eval()
     for part in in_batches(inputs):
@@ -341,9 +354,19 @@ def cosine_epochs(
 ) -> Iterator[float]:
     """Train ``network`` in place, and yield the mean loss after each epoch.
 
-    An epoch is trained only when its loss is requested. The learning rate falls from
-    'train.learning-rate' along a half cosine that would reach 0 after the last epoch. The random
-    numbers depend on the seed, the epoch and ``purpose``.
+    An epoch is trained only when its loss is requested. The learning rate is constant within an
+    epoch. It starts at 'train.learning-rate', and falls along a half cosine that would reach 0
+    after the last epoch.
+
+    Args:
+        network: the network, on the compute device.
+        objective: computes the loss of a batch.
+        split: the training images.
+        settings: the seed, the batch size and the optimiser.
+        compute: the device and the precision.
+        epochs: the number of epochs.
+        purpose: a name of the training. It decides the random numbers, together with the seed and
+            the epoch.
     """
     # One optimiser for all epochs, because each LocalTraining would otherwise restart the moments
     optimiser = open_optimiser(network, settings)

@@ -60,11 +60,21 @@ def transfer(
 ) -> TransferReport:
     """Copy arrays of ``source`` into ``trunk``, in place, and return a report on them.
 
-    An array is copied if ``trunk`` has one of the same name and shape. Position embeddings of a
-    run's ViT are resampled. A run's head is copied only if it learned the same ``classes``.
+    An array is copied if ``trunk`` has one of the same name and shape. The position embeddings of a
+    run's ViT may have another shape, and are resampled. Other arrays of ``trunk`` keep their
+    initial values. A run's head is copied only if the run learned the same classes.
+
+    Args:
+        trunk: the network, or the part of it whose arrays have the same names as in a run.
+        source: the run's model, or the pretrained weights, to copy from.
+        settings: the settings of fine-tuning, with the data and the network.
+        classes: the names and the number of the classes to learn.
 
     Raises:
-        SettingError: no array of a run fits, or weights are unusable.
+        SettingError: in one of these cases:
+
+            - None of a run's arrays can be copied, or the run's backbone cannot be loaded.
+            - Pretrained weights are for another architecture, or their file or name is unknown.
     """
     if isinstance(source, RunModel):
         return _transfer_run(trunk, source, settings, classes)
@@ -95,10 +105,18 @@ def _encoder_arrays(trunk: nn.Module) -> dict[str, Tensor]:
 def _report(
     encoder: Mapping[str, Tensor], names: Sequence[str], head: bool = False, backbone: str = ""
 ) -> TransferReport:
-    """Build the report on the arrays of an encoder, of which those in ``names`` were copied.
+    """Build the report on the arrays that an encoder received.
 
-    ``share`` counts values, and ``left`` lists arrays with initial values. ``backbone`` names a
-    pretrained ViT that was loaded in addition, so that its arrays are not in ``left``.
+    ``share`` of the report is the number of values in copied arrays, divided by the number of
+    values in all arrays of the encoder. ``left`` lists the names of arrays that kept their initial
+    values, in sorted order.
+
+    Args:
+        encoder: all arrays of the encoder by name.
+        names: the names of the arrays that were copied.
+        head: whether a run's head was copied.
+        backbone: the setting 'vit.backbone-weights' of a pretrained ViT that was loaded in addition
+            to the run's arrays, or empty. If it is given, ``left`` has no arrays of the ViT.
     """
     copied, total, left = 0, 0, []
     for name in sorted(encoder):
@@ -117,8 +135,13 @@ def _transfer_run(
 ) -> TransferReport:
     """Copy arrays of a run's model into ``trunk``, in place, and return a report on them.
 
-    The head is copied only if the run had the same ``classes``. If the run trained only prompts for
-    a pretrained backbone, that backbone is loaded first.
+    ``_fit_array`` decides which arrays are copied. Other arrays of ``trunk`` keep their initial
+    values. The head is copied as a whole, and only if the run had the same ``classes``. If the run
+    trained only prompts for a pretrained backbone, that backbone is loaded first.
+
+    Raises:
+        SettingError: no array of the encoder can be copied.
+        FedsiloError: the backbone cannot be loaded.
     """
     if not run_model.has_backbone and hasattr(trunk, "vit"):
         # Loading checks that the backbone was not trained on images of these silos, so the data
@@ -158,10 +181,17 @@ def _transfer_run(
 def _fit_array(
     name: str, arrays: Mapping[str, Tensor], target: Tensor, trunk: nn.Module
 ) -> Tensor | None:
-    """Return a run's array in the shape of ``target``, or None if it is missing or does not fit.
+    """Return a run's array in the shape of ``target``; None if it is missing or does not fit.
 
-    Only position embeddings of a ViT may have another shape. They are resampled to the grid of
-    patches in ``trunk``.
+    An array of another shape fits only if it holds the position embeddings of a ViT with tokens of
+    the same width. The embeddings are then resampled to the grid of patches in ``trunk``, because
+    the images may have a different size in the run.
+
+    Args:
+        name: the name of the array.
+        arrays: the run's arrays by name.
+        target: the array of ``trunk`` with this name.
+        trunk: the network that will receive the array.
     """
     array = arrays.get(name)
     if array is None or array.shape == target.shape:
@@ -180,8 +210,9 @@ def _fit_array(
 def _fitting_head(state: Mapping[str, Tensor], run_model: RunModel) -> dict[str, Tensor]:
     """Return the head of a run's model as name -> array, or an empty dictionary if it does not fit.
 
-    It fits if the run's model has all arrays of ``state`` that begin with "head.", in the same
-    shapes.
+    ``state`` has the arrays of the network that is to receive the head. The names of a head's
+    arrays begin with "head.". The head fits if the run's model has all of these arrays, with the
+    same shapes.
     """
     head: dict[str, Tensor] = {}
     for name, target in state.items():
@@ -218,8 +249,20 @@ def distil(
 ) -> DistilReport:
     """Train the encoder of ``network``, in place, to predict the tokens of a run's ViT.
 
-    A linear layer converts the encoder's last feature map to the ViT's tokens, and is dropped
-    afterwards. Labels of the ``images`` are ignored. The report has the loss of each epoch.
+    A linear layer is trained with the encoder and dropped afterwards. It converts the encoder's
+    last feature map to the ViT's token of each patch (Romero et al. 2015, FitNets, equation 3). The
+    ViT's tokens are normalised over their channels (Wei et al. 2022, feature distillation).
+
+    Args:
+        network: the student, on the compute device.
+        source: the run whose ViT is the teacher.
+        images: the training images. Their labels are ignored.
+        settings: the settings of the training.
+        compute: the device and the precision.
+        epochs: the number of epochs, at least 1.
+
+    Returns:
+        A report with the loss of each epoch.
 
     Raises:
         SettingError: the run's ViT cannot be built for images of this size.
@@ -237,8 +280,6 @@ def distil(
     def objective(inputs: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad():
             tokens = teacher.encode_with_map(inputs)[1]
-        # Linear layer as in Romero et al. 2015 (FitNets), equation 3, and tokens normalised as in
-        # Wei et al. 2022 (feature distillation)
         return token_loss(project(network.coarsest(inputs)), tokens)
 
     # One module, so that one optimiser trains the encoder together with the linear layer
@@ -252,8 +293,8 @@ def distil(
 def token_loss(maps: Tensor, tokens: Tensor) -> Tensor:
     """Return the mean squared error between predicted tokens and the ViT's tokens, a scalar.
 
-    Each token of the ViT is first normalised over its channels. The predictions are resized to the
-    ViT's grid of patches.
+    Each token of the ViT is first normalised over its channels to mean 0 and variance 1. The
+    predictions are resized to the ViT's grid of patches, but they are not normalised.
 
     Args:
         maps: the predictions (batch, c, h, w).
@@ -270,11 +311,18 @@ def build_run_vit(
 ) -> PromptedViT:
     """Build a run's ViT on the CPU, with the run's weights and without gradients.
 
-    ``input_shape`` is (channels, height, width). Position embeddings are resampled for images of
-    another size. Arrays that the run's do not fit keep random values.
+    The settings of the network are the run's, and all other settings are those of fine-tuning.
+    Position embeddings are resampled if the images have a different size in the run. Other arrays
+    of the ViT that the run's arrays do not fit keep random values.
+
+    Args:
+        source: the run's model.
+        settings: the settings of fine-tuning.
+        input_shape: the shape of the images, (channels, height, width).
 
     Raises:
-        SettingError: none of the encoder's arrays fits, or a backbone cannot be loaded.
+        SettingError: none of the encoder's arrays fits, or the backbone of a run that trained only
+            prompts cannot be loaded.
     """
     own: dict[str, Any] = {}
     for field, key in keys_of(CommonSettings).items():

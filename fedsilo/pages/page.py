@@ -54,10 +54,19 @@ def render_page(
 ) -> str:
     """Render a template as an HTML page.
 
-    ``template`` extends ``base.html``, and calls ``section`` with a heading for each section.
-    Sections with equal headings get the same anchor. More than two sections get a table of
-    contents. ``data`` has the template's variables by name. ``subtitle`` and ``foot`` are single
-    lines, or empty for none.
+    The template marks each section by a call of ``section`` with the heading. The anchor of a
+    section is made from its heading, so the headings on a page should differ. This is not checked.
+    A page with more than two sections gets a table of contents.
+
+    Args:
+        template: a template that extends ``base.html``, or its name.
+        title: the page's title and first heading.
+        data: the values of the template's variables, by name. The function ``section`` is added.
+        subtitle: a line below the title; empty for none.
+        foot: a line at the end of the page; empty for none.
+
+    Returns:
+        The HTML text.
     """
     from markupsafe import Markup
 
@@ -88,9 +97,13 @@ def is_number(cell: str) -> bool:
 def environment(package: str = "fedsilo.pages", *, html: bool = True) -> Environment:
     """Build the Jinja environment that renders the templates of a package.
 
-    Later calls with the same arguments return the same environment. Unknown variables in a template
-    raise an error. The Jinja test ``number`` tells whether to align a table cell to the right.
-    ``html`` tells whether to escape values for HTML.
+    Later calls with the same arguments return the same environment. If a template uses an unknown
+    variable, Jinja raises an error. The Jinja test ``number`` tells a template whether to align the
+    text of a table cell to the right.
+
+    Args:
+        package: the package with the templates, in its folder ``templates``.
+        html: whether to escape values for HTML.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

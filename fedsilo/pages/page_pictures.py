@@ -33,14 +33,20 @@ def curves(
     label: str,
     over: str = "round",
 ) -> str:
-    """Draw lines over rounds as an ``svg`` element.
+    """Draw lines over rounds, each with its own colour, marker and dash.
+
+    If there are several lines, a legend names them. A long line has markers on only some of its
+    points.
 
     Args:
         name: the picture's name, unique on its page.
-        lines: title of a line -> round -> value. Several lines get a legend.
+        lines: title of a line -> round -> value.
         styles: title of a line -> its style.
         label: the label of the vertical axis.
         over: the label of the horizontal axis.
+
+    Returns:
+        The text of an ``svg`` element.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -72,14 +78,21 @@ def bands(
     label: str,
     over: str,
 ) -> str:
-    """Draw lines with shaded intervals and a legend, as an ``svg`` element.
+    """Draw lines with shaded intervals, each in its own colour, with its own marker and dash.
+
+    A legend names the lines. The vertical axis goes from 0 to 1, and the horizontal axis begins at
+    0.
 
     Args:
         name: the picture's name, unique on its page.
-        lines: title of a line -> its points in order of x.
+        lines: title of a line -> its points in ascending order of x. A point (``Band``) has its x,
+            its value, and the low and the high end of its interval.
         styles: title of a line -> its style.
-        label: the label of the vertical axis from 0 to 1.
+        label: the label of the vertical axis.
         over: the label of the horizontal axis.
+
+    Returns:
+        The text of an ``svg`` element.
     """
     figure, axes = _panel(2.9 + 0.2 * (len(lines) // _LEGEND_COLUMNS))
     for title, points in lines.items():
@@ -101,13 +114,22 @@ def estimates(
     label: str,
     points: Mapping[str, Sequence[float]] | None = None,
 ) -> str:
-    """Draw values in named rows as an ``svg`` element, with error bars for their intervals.
+    """Draw values in named rows, as points with error bars for their intervals.
+
+    Rows are in the order in which ``series`` first names them, from top to bottom. If there are
+    several series, their points in a row are drawn next to each other, and a legend names the
+    series.
 
     Args:
         name: the picture's name, unique on its page.
-        series: title of a series -> row -> value. Several series get a legend.
+        series: title of a series -> name of a row -> value, which may have an interval. The markers
+            of the first series are filled.
         label: the label of the horizontal axis.
-        points: row of ``series`` -> further values, such as one per seed.
+        points: name of a row -> further values, such as one per seed, drawn as small dots. Only
+            names of rows in ``series`` are allowed.
+
+    Returns:
+        The text of an ``svg`` element.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -151,7 +173,9 @@ def scatter(
     over: str,
     label: str,
 ) -> str:
-    """Draw groups of points (x, y) with a legend, as an ``svg`` element.
+    """Draw groups of points (x, y), with a colour and a marker for each group.
+
+    A legend has the title of each group.
 
     Args:
         name: the picture's name, unique on its page.
@@ -159,6 +183,9 @@ def scatter(
         styles: title of a group -> its style.
         over: the label of the horizontal axis.
         label: the label of the vertical axis.
+
+    Returns:
+        The text of an ``svg`` element.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -174,15 +201,21 @@ def scatter(
 
 
 def certainty(name: str, bins: Sequence[Bin], label: str, *, diagonal: bool) -> str:
-    """Draw how often predictions were right, by how certain the model was, as an ``svg`` element.
+    """Draw how often predictions were right, by how certain the model was of them.
 
-    Each bin of test samples has a point with a 95 % interval.
+    Each bin is a group of test samples with similar certainty. Its point is at the mean certainty
+    (x) and the share of right predictions (y), with a 95 % interval. Lines join the points. The
+    number of samples of each bin is written at the bottom of the picture.
 
     Args:
         name: the picture's name, unique on its page.
-        bins: non-empty bins in ascending order of certainty.
+        bins: the bins, none of them empty, in ascending order of their mean certainty.
         label: the label of the horizontal axis.
-        diagonal: whether to draw the diagonal.
+        diagonal: whether to draw the diagonal. If the certainty is the predicted probability, the
+            points of a perfectly calibrated model lie on it.
+
+    Returns:
+        The text of an ``svg`` element.
     """
     means, shares, values = [], [], []
     for one in bins:
@@ -216,13 +249,18 @@ def certainty(name: str, bins: Sequence[Bin], label: str, *, diagonal: bool) -> 
 def against_diagonal(
     name: str, points: Sequence[tuple[float, float]], over: str, label: str
 ) -> str:
-    """Draw points (x, y) joined by a line, and the diagonal on which y equals x, as ``svg``.
+    """Draw points (x, y) joined by a line, and the diagonal on which y equals x.
+
+    The diagonal goes from the smallest to the largest of all x and y.
 
     Args:
         name: the picture's name, unique on its page.
         points: at least one point, in ascending order of x.
         over: the label of the horizontal axis.
         label: the label of the vertical axis.
+
+    Returns:
+        The text of an ``svg`` element.
     """
     figure, axes = _panel(3.1)
     x, y = zip(*points, strict=True)
@@ -258,8 +296,12 @@ def _finish_picture(
 ) -> str:
     """Complete a picture for a page, and return it as the text of an ``svg`` element.
 
-    ``name`` is unique on the page. ``over`` is the label of the horizontal axis. ``legend`` adds a
-    legend of the lines below the panel.
+    Args:
+        figure: the figure. Its panel already has the data and the label of the vertical axis.
+        axes: the figure's only panel.
+        name: the picture's name, unique on its page.
+        over: the label of the horizontal axis, written below the axis at the right.
+        legend: whether to add a legend of the labelled lines, below the panel.
     """
     axes.set_xlabel(over, loc="right")  # long names of rows would take the room in the middle
     if legend:
@@ -268,10 +310,13 @@ def _finish_picture(
 
 
 def _reach(estimates: Sequence[Estimate]) -> list[list[float]]:
-    """Compute the lengths of the error bars down and up from each value, for matplotlib.
+    """Compute the lengths of the error bars for matplotlib.
 
-    An estimate without an interval has length 0 in both lists. If a value is outside its interval,
-    the negative length becomes 0.
+    Returns:
+        Two lists, each with one length per estimate. The first list has the lengths from the value
+        down to the interval's lower end, and the second those up to the upper end. An estimate
+        without an interval has length 0 in both lists. A length that would be negative, because the
+        value is outside its interval, is 0.
     """
     down, up = [], []
     for estimate in estimates:
@@ -291,9 +336,13 @@ _STYLE = re.compile(r"<defs>\s*<style type=\"text/css\">.*?</style>\s*</defs>", 
 def svg_of(figure: Figure, name: str) -> str:
     """Convert a figure to the text of one ``svg`` element.
 
-    Equal figures with equal names give equal texts. Words in the figure stay text, so that they can
-    be searched and read aloud. All ids in the element begin with a prefix made from ``name``, so
-    that no two pictures on a page share an id.
+    Equal figures with equal names give equal texts. Words in the figure stay text instead of
+    becoming outlines, so that they can be searched and read aloud.
+
+    All ids in the element begin with a prefix made from ``name``, so that no two pictures on a page
+    share an id. The prefix is ``name`` in lower case, with hyphens in place of all characters
+    except letters and digits. If the prefix differs from ``name``, a short digest of ``name`` is
+    added to it.
     """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG

@@ -32,15 +32,17 @@ _OF_VIOLIN = {"mean": "mean", "median": "q50", "min": "q05", "max": "q95"}
 def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw how the router of PICSR distributes each hospital's patients over the experts.
 
-    An expert is a network trained for one hospital. The router weighs the experts by a patient's
-    distance to each hospital's mean training sample. If no hospital has weights, only
-    ``prototype-distances.png`` is drawn.
+    PICSR trains an expert network for each hospital. For each patient, a router weighs the experts
+    by the patient's distance to the hospitals' prototypes. A prototype is a hospital's mean
+    training sample. One picture shows the distances between prototypes. Two further pictures show
+    the weights of each hospital's test samples, as distributions and as a matrix of means. If no
+    hospital has weights, only the first picture is drawn.
 
     Args:
-        document: the content of routing.json.
+        document: the content of routing.json. Hospitals without weights in it are left out.
 
     Returns:
-        File name -> figure.
+        File name -> figure, for 'prototype-distances.png', 'routing.png' and 'routing-matrix.png'.
     """
     experts = document["experts"]
     pictures = {
@@ -61,8 +63,14 @@ def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
 def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
     """Draw the distribution of the router's weights, with a panel for each hospital.
 
-    A panel has a violin, a box and a cross at the mean for each expert. ``sites`` maps a hospital,
-    and then an expert, to the weights' mean and quantiles.
+    A panel has a violin, a box and a cross for each expert, with the weight on the vertical axis.
+    The violin covers the weights from the 5th to the 95th percentile, the box covers the middle
+    half, and the cross marks the mean.
+
+    Args:
+        experts: the names of the experts, in the order in which they are drawn.
+        sites: hospital -> expert -> 'mean' and the quantiles 'q05', 'q25', 'q50', 'q75' and 'q95'.
+            A hospital with few samples has no quantiles.
     """
     figure, panels = panel_grid(len(sites), 4, (2.6, 2.8), (1.6, 0.8), sharey=True)
     for axes, (site, weights) in zip(panels, sites.items(), strict=True):
@@ -81,8 +89,14 @@ def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
 def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -> None:
     """Draw the routing weights of one hospital's patients.
 
-    Each expert has a violin, a box, and a cross at the mean weight. ``weights`` has a mapping for
-    each expert. If it lacks quantiles, only the crosses are drawn, and a text says so.
+    Each expert has a violin, a box, and a cross at the mean weight. If the hospital sent no
+    quantiles, because it had too few samples, only the crosses are drawn, and a text says so.
+
+    Args:
+        axes: the hospital's panel.
+        site: the hospital's name.
+        weights: for each expert, the 'mean' of the weights. The quantiles from 'q05' to 'q95' may
+            be missing.
     """
     positions = list(range(1, len(weights) + 1))
     if "q50" in weights[0]:
@@ -108,8 +122,8 @@ def _draw_violins(
 ) -> None:
     """Draw a violin and a box at each position, from five quantiles of the weights.
 
-    ``weights`` has for each position the quantiles 'q05', 'q25', 'q50', 'q75' and 'q95', where
-    'q05' is the 5 % quantile.
+    ``weights`` has a mapping for each position. Its keys are 'mean', and the quantiles 'q05',
+    'q25', 'q50', 'q75' and 'q95', where 'q05' is the 5 % quantile. The mean is not drawn.
     """
     boxes, violins = [], []
     for weight in weights:
@@ -125,8 +139,9 @@ def _draw_violins(
 def violin_statistics(weight: Mapping[str, float]) -> dict[str, Any]:
     """Convert five quantiles to the statistics that matplotlib's ``Axes.violin`` takes.
 
-    The violin has a rectangle between each two neighbouring quantiles. Its width is the share of
-    patients between them, divided by their distance. A distance below 0.01 counts as 0.01.
+    The violin consists of four rectangles, each between two neighbouring quantiles. The width of a
+    rectangle shows the density of patients. It is the share of patients between the two quantiles,
+    divided by their distance. A distance below 0.01 counts as 0.01.
 
     Args:
         weight: 'q05', 'q25', 'q50', 'q75', 'q95' and 'mean' of a weight.
@@ -153,10 +168,12 @@ def _draw_matrix(weights: Matrix, sites: Sequence[str], experts: Sequence[str]) 
 
 
 def _draw_distances(experts: Sequence[str], distances: Mapping[str, Matrix]) -> Figure:
-    """Draw two heat maps with the distances between the hospitals' mean training samples.
+    """Draw two heat maps side by side, with the distances between the hospitals' prototypes.
 
-    The left map has the distances between standardised features, ``distances["input"]``. The right
-    map has those between the router's embeddings, ``distances["embedded"]``.
+    A prototype is a hospital's mean training sample. The left map has the distances between the
+    prototypes' standardised features, ``distances["input"]``. The right map has the distances
+    between the prototypes' embeddings in the router, ``distances["embedded"]``. Rows and columns
+    are the ``experts``.
     """
     size = len(experts)
     figure = new_figure(4 + 1.4 * size, 2 + 0.6 * size)
@@ -171,10 +188,15 @@ def draw_cross(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``cross.png``: how good each hospital's model is at the hospitals that tested it.
 
     Each metric has a heat map. A row is the hospital that trained the model, and a column the
-    hospital that tested it. A cell without a value shows "-".
+    hospital that tested it. Colours range up to the metric's upper limit, such as 1. For a metric
+    without a limit, they range up to its largest value. A cell without a value shows "-".
 
     Args:
-        document: metric -> 'trained' and 'tested', the hospitals, and 'values', the matrix.
+        document: metric -> its matrix: 'trained' and 'tested' with the names of the hospitals, and
+            'values' with a row for each hospital in 'trained'.
+
+    Returns:
+        File name -> figure.
     """
     size = max(len(matrix["trained"]) for matrix in document.values())
     figure = new_figure((1.8 + 0.75 * size) * len(document), 2.2 + 0.6 * size)
@@ -198,11 +220,16 @@ def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``forgotten.png``: the share of training samples that averaging makes each site forget.
 
     A sample is forgotten if the site's local model predicts it correctly, but the averaged model
-    does not. Each site has a line in percent over the epochs, numbered from 1. A share that is None
-    has no point.
+    does not. The picture has a line for each site over the epochs, in percent. A share that is None
+    has no point. Epochs are numbered from 0 in forgotten.json, and from 1 in the picture.
 
     Args:
-        document: the content of forgotten.json.
+        document: the content of forgotten.json. 'epochs' maps an epoch (a string), and then a site,
+            to its share or None. 'variant' is the variant of the training method, and begins the
+            title.
+
+    Returns:
+        File name -> figure.
     """
     lines: dict[str, dict[int, float]] = {}  # site -> epoch from 1 -> percent
     for epoch in sorted(document["epochs"], key=int):
@@ -231,10 +258,16 @@ def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``buffer.png``: the attention maps that each hospital sent to the server in FedEvPrompt.
 
     A map shows to which parts of an image the network attends. Each hospital has a row, in which
-    the maps of each class stand side by side. Each map has its own colour scale.
+    the maps of each class stand side by side. Each map has a colour scale of its own. If a hospital
+    has fewer maps of a class than another hospital, its row has empty places.
 
     Args:
-        document: the content of buffer.json.
+        document: the content of buffer.json. 'sites' maps a site, and then a class number (a
+            string), to a list of maps. 'classes' has the names of the classes, or is empty. 'grid'
+            has the number of rows and of columns of a map.
+
+    Returns:
+        File name -> figure.
     """
     sites, names = document["sites"], document["classes"]
     first_columns, width = _lay_out_blocks(sites)
@@ -263,10 +296,16 @@ def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _lay_out_blocks(sites: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, int], int]:
-    """Give each class a block of columns, as many as the most maps that a site has for the class.
+    """Give each class a block of neighbouring columns, in the numeric order of the classes.
 
-    ``sites`` maps a site, and then a class number, to its maps. The result is each class's first
-    column, and the number of all columns.
+    A block has as many columns as the largest number of maps that any site has for the class.
+
+    Args:
+        sites: site -> class number (a string, as in JSON) -> the site's maps of the class.
+
+    Returns:
+        A pair. The first element maps each class number (a string) to the index of its first
+        column, counted from 0. The second element is the total number of columns.
     """
     widths: dict[str, int] = {}
     for maps in sites.values():

@@ -20,14 +20,21 @@ Effect = Callable[[float, float], tuple[float, float, float]]
 def draw_forest(document: Mapping[str, Any], effect: Effect, ratio: str, path: Path) -> None:
     """Draw a forest plot with a panel for each coefficient, and write it to a file.
 
+    The first rows of a panel are the effects at the hospitals. The fixed and the random effect of a
+    meta-analysis over the hospitals follow, if they were computed. The last row is the pooled
+    regression.
+
     Args:
         document: the content of ``fit.json``.
-        effect: converts estimate and standard error to an interval.
-        ratio: the ratio's name for a logarithmic axis, "" for a linear one.
+        effect: converts an estimate and its standard error to the middle and the ends of an
+            interval, on the scale of the axis.
+        ratio: the name of the ratio, such as "odds ratio", for a logarithmic axis; empty for
+            coefficients on a linear axis.
         path: the picture's file.
 
     Raises:
-        SettingError: hospitals' regressions are missing, or the file ending is unknown.
+        SettingError: ``document`` lacks the regressions of single hospitals, or ``path`` does not
+            end with .png, .svg or .pdf.
     """
     rows = [row for row in document.get("heterogeneity", []) if row["sites"]]
     if not rows:
@@ -53,8 +60,17 @@ def _draw_column(
 ) -> None:
     """Draw the effects of one coefficient as points with 95 % intervals, a row for each.
 
-    The first rows are the hospitals' effects. The fixed and the random effect of a meta-analysis
-    follow, if they were computed. The last row is the pooled regression.
+    The first rows are the effects at the hospitals. The fixed and the random effect of a
+    meta-analysis over the hospitals follow, if they were computed. The last row is the pooled
+    regression. The title is the coefficient's name. With a meta-analysis, it also has I², the
+    heterogeneity of the hospitals, in percent.
+
+    Args:
+        axes: the panel of the coefficient.
+        row: the coefficient's entry in ``fit.json`` with each hospital's estimate.
+        pooled: the coefficient's entry with the estimate of the pooled regression.
+        effect: converts an estimate and its standard error to the middle and the ends of an
+            interval.
     """
     entries = [(site, own["estimate"], own["standard-error"]) for site, own in row["sites"].items()]
     hospitals = len(entries)

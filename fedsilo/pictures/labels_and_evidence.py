@@ -27,12 +27,18 @@ _LEGEND = 18  # the most names that fit into a legend beside the picture
 def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``evidence.png``: whether the model's certainty on test samples can be trusted.
 
-    The left panel shows accuracy against confidence. The right panel shows accuracy against
-    vacuity, the lack of evidence from 0 to 1. Each panel has bars for all sites together, and a
-    line for each site.
+    The left panel shows accuracy against confidence, with the diagonal of a perfectly calibrated
+    model. The right panel shows accuracy against vacuity. Vacuity is the lack of evidence, from 0
+    to 1. Each panel has bars for all sites together, and a line for each site.
 
     Args:
-        document: the content of evidence.json.
+        document: the content of evidence.json. 'reliability' has bins of confidence, and
+            'certainty' has bins of vacuity. Each maps a site, and then a bin number (a string), to
+            'count' (samples), 'right' (correct predictions) and 'mean' (mean confidence or
+            vacuity).
+
+    Returns:
+        File name -> figure.
     """
     figure = new_figure(11.5, 4.6)
     left, right = figure.subplots(1, 2)
@@ -50,8 +56,14 @@ def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
 def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
     """Draw accuracy against confidence or vacuity: bars for all sites together, a line per site.
 
-    ``sites`` maps a site, and then a bin number, to 'count', 'right' and 'mean'. Of more than 20
-    sites, only the five with the lowest accuracy have a line.
+    Bins without samples have no bar and no point. With more than 20 sites, only the five sites with
+    the lowest accuracy over all bins have a line.
+
+    Args:
+        axes: the panel.
+        sites: site -> bin number (a string) -> 'count' (samples), 'right' (correct predictions) and
+            'mean' (mean confidence or vacuity).
+        label: the label of the horizontal axis.
     """
     shown = list(sites)
     if len(sites) > MANY:
@@ -119,8 +131,10 @@ def _sum_over_sites(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, f
 def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> None:
     """Draw the accuracy over all sites in each bin as a bar behind the sites' lines.
 
-    The number of samples is written at the bottom. ``total`` maps a bin number to the numbers of
-    samples and correct predictions, and the sum of certainties.
+    The bins divide the range from 0 to 1 equally. Bins without samples have no bar. The number of
+    samples is written at the bottom, where x is their mean certainty. ``total`` maps a bin number
+    to the number of samples, the number of correct predictions, and the sum of the samples'
+    certainties.
     """
     for place, (count, right, weighted) in total.items():
         if not count:
@@ -145,16 +159,18 @@ def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> 
 
 
 def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw ``distribution.png``: the number of samples of each class at each site, over all splits.
+    """Draw ``distribution.png``: the number of samples of each class at each site.
 
-    Up to 20 sites have a stacked bar each. With more sites, box plots show how the counts of each
-    class vary.
+    Counts are summed over all splits. The names of the classes are those of the first site, or
+    ``class 0``, ``class 1``, ... if it sent none. Up to 20 sites have a bar each, in which the
+    classes are stacked. With more sites, box plots show how the counts of each class vary over the
+    sites.
 
     Args:
-        silos: the content of silos.json.
+        silos: the content of silos.json: site -> the facts that it sent, such as label counts.
 
     Returns:
-        File name -> figure, or {} if any site does not report its label counts.
+        File name -> figure; {} if any site does not report its label counts.
     """
     counts_of = {}
     for site, facts in silos.items():
@@ -178,8 +194,13 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
 def _stacked_labels(sites: Sequence[str], counts: NDArray, names: Sequence[str]) -> Figure:
     """Draw a stacked bar for each site, with the number of its samples in each class.
 
-    ``counts`` is (sites, classes). The total is written above each bar. With more than 18 classes,
-    the legend names only some of them.
+    The total is written above each bar. With more than 18 classes, the legend names only some of
+    them, at equal steps.
+
+    Args:
+        sites: the names of the sites.
+        counts: the number of samples, (sites, classes).
+        names: the names of the classes.
     """
     figure = new_figure(3.3 + 0.9 * len(sites), 4.2)
     axes = figure.subplots()
@@ -204,8 +225,9 @@ def _stacked_labels(sites: Sequence[str], counts: NDArray, names: Sequence[str])
 def _spread_of_labels(counts: NDArray, names: Sequence[str]) -> Figure:
     """Draw how the classes are distributed over many sites, in two panels.
 
-    The left panel has the sites' sizes in descending order. The right panel has a box for each
-    class with its counts over the sites. ``counts`` is (sites, classes).
+    The left panel has a bar for each site's size, in descending order. The right panel has a box
+    for each class with its counts over the sites: the median, the middle half, and whiskers for the
+    middle 90 %. ``counts`` is (sites, classes).
     """
     figure = new_figure(11.5, 4.2)
     left, right = figure.subplots(1, 2)

@@ -40,9 +40,15 @@ def draw_lines(
 ) -> None:
     """Draw lines over rounds in a panel.
 
-    Of more than 20 lines, only the median, the bands that hold 90 % and 50 % of them, and the five
-    worst are drawn. They have their own legend and styles. The worst lines have the lowest last
-    values, or the highest with ``high_is_worse``.
+    If there are more than 20 lines, only their median, the bands that hold 90 % and 50 % of them,
+    and the five lines with the worst last values are drawn. The panel then has its own legend, and
+    ``styles`` is not used.
+
+    Args:
+        axes: the panel.
+        lines: name of a line -> round -> value.
+        styles: name of a line -> its style.
+        high_is_worse: whether the lines with the highest last values are the worst.
     """
     many = len(lines) > MANY
     if many:
@@ -101,12 +107,16 @@ def series(
 ) -> Series:
     """Average a metric over the sites of each distribution, round by round.
 
-    ``rows`` are rows of metrics.csv. A distribution is a name for the kind of a site's data. A site
-    without an entry in ``distribution_of`` stands for itself.
+    Args:
+        rows: rows of metrics.csv, with round, site, split, metric and value.
+        metric: the name of the metric. Rows of other metrics are ignored.
+        distribution_of: site -> distribution, a name for the kind of its data. A site without an
+            entry, such as 'all', gets its own name as its distribution.
+        split: the split. Rows of other splits are ignored.
 
     Returns:
-        Distribution -> round -> mean value, sorted by both. It is {} without any row of the metric
-        and split.
+        Distribution -> round -> mean value, sorted by distribution and round; {} if all rows are
+        ignored.
     """
     values_of: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -164,11 +174,14 @@ def draw_pictures(directory: RunDirectory, say: Callable[[str], None]) -> None:
 def draw_curves(directory: RunDirectory) -> list[Path]:
     """Draw ``curves.png``: test metrics over rounds, or validation metrics without test metrics.
 
-    A metric's panel has a line for each distribution of the sites. If the sites' updates were
-    measured, ``contributions.png`` shows them over the rounds.
+    Each metric that the task names for this picture has a panel, with a line per distribution of
+    the sites. If metrics.csv has measurements of the sites' updates, ``contributions.png`` is drawn
+    too. It shows over the rounds the norm of each site's update, and the cosine between this update
+    and the change of the shared model. Both pictures are also written as PDF.
 
     Returns:
-        The paths of all files, including PDF versions, or [] without any metric to draw.
+        The paths of all files. If the run has none of the metrics that the task names, the list is
+        empty and nothing is drawn.
 
     Raises:
         RunDirectoryError: the run has not ended.
@@ -227,8 +240,16 @@ def _draw_lines(
 ) -> Figure:
     """Draw a figure with a panel of lines over rounds for each entry of ``panels``.
 
-    In the panels of ``better_high``, low values are the worst. In other panels, high values are.
-    ``marks`` maps a round to a remark, which gets a vertical line.
+    Up to four panels stand in one row. More panels stand in rows of three. Lines with the same name
+    have the same style in all panels. Of more than 20 lines, a panel names only the worst.
+
+    Args:
+        title: the title of the picture.
+        panels: label of a panel -> name of a line -> round -> value.
+        better_high: the labels of the panels where low values are the worst. In other panels, high
+            values are the worst.
+        marks: round -> a remark. Each gets a vertical line in every panel, and its text stands
+            below all panels. None for no marks.
     """
     columns = len(panels)
     if len(panels) > _ONE_ROW:

@@ -33,8 +33,14 @@ def panel_grid(
 ) -> tuple[Figure, list[Axes]]:
     """Create a figure with ``count`` panels, in rows of at most ``columns``.
 
-    ``panel`` is the width and height of a panel, and ``margin`` the width and height to add to the
-    figure, all in inches. ``shared`` are matplotlib's ``sharex`` and ``sharey``.
+    If the last row is not full, its empty places stay blank.
+
+    Args:
+        count: the number of panels, at least 1.
+        columns: the largest number of panels in a row.
+        panel: the width and height of a panel in inches.
+        margin: the width and height in inches to add to the whole figure.
+        shared: matplotlib's ``sharex`` and ``sharey``.
 
     Returns:
         The figure, and the axes of the ``count`` panels, row by row.
@@ -95,8 +101,13 @@ def naming(run_dir: Path) -> Iterator[None]:
 def refuse_shared_state(state_dir: Path | None, runs: Sequence[Path], sites: int) -> None:
     """Check that a folder of private state is given for only one run and one site.
 
-    Private state is the part of a model that a site keeps for itself. Without a folder, the check
-    passes.
+    Private state is the part of a model that a site keeps for itself. Such a folder has the state
+    of only one site in one run.
+
+    Args:
+        state_dir: the folder; None always passes.
+        runs: the run directories.
+        sites: the number of sites.
 
     Raises:
         SettingError: ``state_dir`` is given with several runs or sites.

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 def site_curves(rows: Iterable[Mapping[str, str]]) -> dict[str, list[CurvePoint]]:
     """Collect the Kaplan-Meier curves that the sites have published of their test patients.
 
+    Only rows with the split "test" and a metric that begins with ``survival.`` are used.
+
     Args:
-        rows: rows of metrics.csv. Only test rows whose metric begins with ``survival.`` are used.
+        rows: rows of metrics.csv, with round, site, split, metric and value.
 
     Returns:
-        Site -> points in the order of time. Sites are in alphabetical order, and those without a
-        curve are left out.
+        Site -> points in the order of time, with the sites in alphabetical order. A point has its
+        time, the share of patients without the event with its 95 % interval, and the number of
+        patients still followed. Sites without a curve are left out.
     """
     values_of: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -40,13 +43,14 @@ def site_curves(rows: Iterable[Mapping[str, str]]) -> dict[str, list[CurvePoint]
 def draw_survival(rows: Iterable[Mapping[str, str]]) -> dict[str, Figure]:
     """Draw each site's survival curve with its 95 % confidence band, in a panel for each site.
 
-    Numbers below the curve tell how many patients are still followed.
+    The number of patients who are still followed is written below the curve, at six points at most.
+    All panels have the same axes, so hospitals can be compared.
 
     Args:
         rows: rows of metrics.csv.
 
     Returns:
-        ``survival.png`` -> figure, or {} if no site has published a curve.
+        ``survival.png`` -> figure; {} if no site has published a curve.
     """
     curves = site_curves(rows)
     if not curves:
@@ -68,8 +72,8 @@ def draw_survival(rows: Iterable[Mapping[str, str]]) -> dict[str, Figure]:
 def _draw_curve(axes: Axes, points: list[CurvePoint], style: LineStyle) -> None:
     """Draw a survival curve with its 95 % band, from a share of 1 at time 0.
 
-    Straight lines join the points. Below at most six points, the number of patients who are still
-    followed is written.
+    Straight lines join the points, because the steps between them are unknown. Below at most six
+    points, at equal steps from the first, the number of patients who are still followed is written.
     """
     times, shares = [0.0], [1.0]
     low, high = [1.0], [1.0]

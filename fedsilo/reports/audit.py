@@ -99,11 +99,19 @@ class Audit:
         return table
 
     def _chain(self) -> Iterator[str]:
-        """Yield sentences that tell whether the log was changed.
+        """Describe whether the log was changed, according to its chain of check values.
 
-        The check values of the lines form a chain. Sentences name its breaks, and missing or
-        incomplete parts of the log. If the chain is whole, the last sentence gives its last check
-        value.
+        Each line has a check value, computed from the line and the check value before it.
+
+        Yields:
+            A sentence for each break of the chain. Further sentences follow if they apply:
+
+            - A power cut left incomplete lines.
+            - Lines of an earlier version have no check value.
+            - The log does not begin with its first line.
+            - The ``.head`` file is missing, which would show whether lines were removed from the
+              end.
+            - The chain is whole. This sentence gives the last check value, for a later comparison.
         """
         for text in self.breaks:
             yield f"CHAIN BROKEN: {text}"
@@ -192,13 +200,18 @@ def _time_of(line: Mapping[str, Any]) -> datetime:
 
 
 def parse_moment(text: str, option: str, end_of_day: bool) -> datetime:
-    """Parse a command-line option's date or time in ISO 8601 format, such as 2026-03-03T14:00.
+    """Parse a command-line option's date or time, such as 2026-03-03 or 2026-03-03T14:00.
 
-    Without a time zone, it is in UTC. A date without a time means its first moment, or its last if
-    ``end_of_day`` is True.
+    A date is in UTC. A time without a time zone is in UTC too.
+
+    Args:
+        text: the date or time, in ISO 8601 format.
+        option: the option's name, for the error.
+        end_of_day: whether a date without a time means the last moment of the day; otherwise it
+            means the first.
 
     Raises:
-        SettingError: the text is not a date or a time. The error names ``option``.
+        SettingError: the text is not a date or a time.
     """
     try:
         if len(text) == len("2026-03-03"):
@@ -218,11 +231,16 @@ def parse_moment(text: str, option: str, end_of_day: bool) -> datetime:
 def audit_logs(paths: Sequence[Path], choice: Choice) -> Audit:
     """Read a hospital's audit logs, check them for changes, and keep the wanted lines.
 
-    Each line has a check value, computed from the line and the check value before it. ``breaks`` of
-    the result describes each break of this chain. ``paths`` are the files, oldest first.
+    Each line has a check value, computed from the line and the check value before it. These values
+    form a chain over all files. A broken chain is no error: ``breaks`` of the result describes each
+    break.
+
+    Args:
+        paths: the log files, oldest first. Each continues the file before it.
+        choice: the run and the times of the lines to keep.
 
     Raises:
-        DataError: a file cannot be read or is not an audit log.
+        DataError: a log cannot be read, or a file is not an audit log.
     """
     lines: list[Mapping[str, Any]] = []
     torn = 0

@@ -46,9 +46,13 @@ class Examination:
 def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[str, Any]:
     """Build the template variables of a run's section in ``clinic.html``, the page for the clinic.
 
-    A run of classification has tables and pictures by site, by class and by certainty. Any other
-    run has the sections of its task's module. ``examinations`` are further sections, built from the
-    sites' data. Numbers of too few patients are already hidden in ``run``.
+    Every run has variables on the sites, the main result and its main limitation. A run of
+    classification also has tables and pictures by site, by class and by certainty. Any other run
+    has the sections of its task's module instead, such as one on survival.
+
+    Args:
+        run: the run; metrics and counts of too few patients are already hidden.
+        examinations: further sections, which were built from the sites' data.
     """
     metrics = final_metrics(run)
     parts = task_parts(run.task)
@@ -82,8 +86,12 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
 def _head(run: Shown) -> dict[str, Any]:
     """Build the template variables for the head of the clinic's page.
 
-    They are those of ``head_of``, with a fact on missing results. It names the sites with hidden
-    results. At trust level ``server``, it adds the number of samples that each site left out.
+    They are the variables of ``head_of``: facts, the main result and its main limitation. One more
+    fact is named "without a result". It has up to two parts, and is left out without either:
+
+    - At trust level ``server``, the number of samples that each site left out because of an
+      unusable value. Numbers below the run's floor are hidden.
+    - The names of the sites with hidden results.
     """
     head = head_of(run)
     missing = []
@@ -109,8 +117,9 @@ def _head(run: Shown) -> dict[str, Any]:
 def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
     """Return a site's number of test samples in each class, and their total.
 
-    A number too small to be shown is None. A hidden or unknown total is 0. If the site does not
-    report counts by class, the list is empty.
+    The numbers are in the order of the classes. A number that is too small to be shown is None. A
+    total that is hidden or unknown is 0. If the site does not report counts by class, the list is
+    empty. A site that is not part of the run gets an empty list and 0.
     """
     if site not in run.silos:
         return [], 0
@@ -121,8 +130,9 @@ def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
 def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
     """Build the template variables for the accuracy at each site: a table and a picture.
 
-    ``overall`` has a row per site, with the number of test samples, accuracy, balanced accuracy and
-    AUC. ``accuracy`` has one picture, or none if no accuracy is known.
+    ``overall`` has a row per site. Its cells are the site's name, the number of test samples, the
+    accuracy with its 95 % interval, the balanced accuracy, and the AUC. ``accuracy`` is a list with
+    one picture of all accuracies. The list is empty if no site has an accuracy.
     """
     rows, descriptions = [], []
     drawn: dict[str, Estimate] = {}
@@ -170,9 +180,10 @@ Outcomes = Mapping[str, Sequence["ClassOutcome"]]  # site -> its classes
 def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
     """Build the template variables on how well each class is recognised.
 
-    ``classes`` has a table for each site, under the headings ``class_columns``. ``class_pictures``
-    has the pictures. If no site reports right or false predictions by class, ``classes`` is empty
-    and the only key.
+    ``classes`` has a table for each site, with a row per class. ``class_columns`` has the headings,
+    such as "sensitivity", and ``class_pictures`` the pictures of single classes. If no site reports
+    how many predictions of a class are right or false, ``classes`` is empty and the other keys are
+    missing.
     """
     tables = []
     is_reported = False
@@ -194,8 +205,9 @@ def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
 def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
     """Build the template variables for the table of a site's classes.
 
-    ``caption`` names the site and its number of test samples. ``rows`` has the name and the
-    measures of each class. ``hidden`` tells whether some cell is "n/a".
+    ``caption`` names the site and its number of test samples. ``rows`` has a row for each class in
+    ``by_class``, with its name and its measures. ``hidden`` tells whether some cell is "n/a",
+    because the page then explains the term.
     """
     rows = []
     is_hidden = False
@@ -213,17 +225,22 @@ def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dic
 
 
 def _class_pictures(run: str, outcomes: Outcomes) -> Iterator[Picture]:
-    """Draw a picture of the sensitivity and specificity at each site, for each class.
+    """Draw a picture for each class that shows how well the sites recognise the class.
 
-    Of more than six classes, only the first six are drawn. Of two classes, only the second is
-    drawn. A class is skipped if no site has either measure.
+    A picture shows the sensitivity and the specificity at each site, with 95 % intervals. Of more
+    than six classes, only the first six are drawn. Of two classes, only the second is drawn,
+    because the sensitivity of one class is the specificity of the other. A class is skipped if no
+    site has either measure.
+
+    Args:
+        run: the run's name. The names of the pictures begin with it.
+        outcomes: site -> the outcomes of its classes.
     """
     names: dict[str, None] = {}
     for by_class in outcomes.values():
         names |= dict.fromkeys(outcome.name for outcome in by_class)
     # Nobody would read a page with more pictures to its end
     drawn = list(names)[:_DRAWN_CLASSES]
-    # The sensitivity of one class is the specificity of the other
     if len(names) == 2:
         drawn = drawn[1:]
     for name in drawn:
@@ -255,9 +272,13 @@ def _drop_missing(by_site: Mapping[str, Estimate | None]) -> dict[str, Estimate]
 def _certainty(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
     """Build the template variables that show whether a more certain model is more often right.
 
-    ``confidence`` and ``uncertainty`` are tables of bins of test samples, pooled over sites. Small
-    bins are joined. ``calibration`` has each site's calibration error, and ``diagrams`` the
-    pictures.
+    Test samples of all sites are grouped into bins, once by confidence (the largest probability)
+    and once by uncertainty. Evidential networks add bins by vacuity (lack of evidence). Bins with
+    too few samples to be shown are joined with their neighbours.
+
+    ``confidence`` and ``uncertainty`` are tables of bins. ``calibration`` has each site's
+    calibration error. ``diagrams`` has a picture for each kind of bins, and is empty without bins
+    of confidence.
     """
     # Bins with fewer samples than the floor are joined with their neighbours
     sites = metrics.values()
@@ -289,8 +310,11 @@ def _certainty(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
 def _diagram(name: str, filled: Sequence[Bin], label: str, *, diagonal: bool = False) -> Picture:
     """Draw the share of right predictions in each bin of certainty, with 95 % intervals.
 
-    No bin may be empty. ``label`` is the measure of certainty, such as "uncertainty". ``diagonal``
-    adds the line of perfect calibration.
+    Args:
+        name: the picture's name, unique on its page.
+        filled: the bins; each must have samples.
+        label: the name of the measure by which samples are binned, such as "uncertainty".
+        diagonal: whether to draw the line of perfect calibration.
     """
     descriptions = []
     for one in filled:
@@ -355,9 +379,10 @@ class ClassOutcome:
         return of_share(self.right, self.right + self.false)
 
     def negative_predictive_value(self) -> Estimate | None:
-        """Return the share of samples of other classes among those not predicted as this class.
+        """Return the share of predictions of other classes that rightly exclude this class.
 
-        The result is None if there are no such predictions, or if a count is unknown.
+        The result is None if everything is predicted as this class, or if the metrics lack its
+        right or its false predictions.
         """
         if self.right is None or self.false is None:
             return None
@@ -410,9 +435,16 @@ def class_outcomes(
 ) -> list[ClassOutcome]:
     """Collect for each class of a site how many test samples it has and how well it is recognised.
 
-    A class is left out if its number of samples, in ``counts``, is 0 or hidden. A measure that the
-    metrics lack is None. ``total`` counts all classes. If ``names`` and ``counts`` differ in
-    length, the result is empty.
+    A class is left out if its number of samples is 0 or hidden. A measure that the metrics lack is
+    None. False predictions of a class are samples of another class that are predicted as this
+    class. If ``names`` and ``counts`` differ in length, the result is empty, because ``counts`` is
+    then not about classes.
+
+    Args:
+        metrics: the site's metrics from ``final_metrics``.
+        names: the names of the classes.
+        counts: the site's test samples of each class; None for a hidden number.
+        total: the site's test samples of all classes together.
     """
     outcomes: list[ClassOutcome] = []
     if len(names) != len(counts):

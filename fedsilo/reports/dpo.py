@@ -32,8 +32,22 @@ _NO_LIMITS = ("site", "audit_log")
 def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
     """Build the template variables of ``dpo.html``, the page for a data protection officer.
 
-    They describe the run, its sites, the data that left each site, the noise and its guarantee, and
-    the record of processing. ``log`` sums up the hospital's own audit log, and is None without one.
+    Args:
+        run: the run.
+        log: a hospital's own audit log; None for a page without it.
+
+    Returns:
+        The variables on the sites, on the bytes and on the metrics that they sent, and these:
+
+        - ``head``: facts, the main result and its main limitation.
+        - ``trust``: the level of trust.
+        - ``bounded``: whether epsilon bounds everything that sites send.
+        - ``flow`` and ``leaves``: a picture and sentences on the data that leave a site.
+        - ``perturbation``: sentences on noise without a privacy guarantee.
+        - ``arrays``: a table of the server's final model.
+        - ``guarantee``: the differential privacy; None without it.
+        - ``log``: a summary of the log's lines about the run; None without a log.
+        - ``processing``: the rows for the record of processing.
 
     Raises:
         DataError: no line of the log is about the run.
@@ -61,11 +75,16 @@ def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
 
 
 def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
-    """Build the sentences ``result`` and ``limit`` for the head of the page.
+    """Build ``result`` and ``limit`` for the head of the data protection officer's page.
 
-    ``result`` gives the numbers of hospitals and messages, the bytes sent, and any epsilon per
-    patient. Hidden counts make the bytes an upper bound. ``limit`` says what the answers may still
-    reveal.
+    ``result`` is a sentence with the number of hospitals, the number of messages, and the bytes
+    sent. With differential privacy, it also gives the epsilon per patient. ``limit`` is a sentence
+    on what the answers may still reveal. If a site has hidden counts, the bytes are an upper bound.
+    With a single site, they are then "not shown".
+
+    Args:
+        run: the run.
+        privacy: the entry ``privacy`` of the run's summary.
     """
     sites = format_count(len(run.silos), "hospital")
     messages = format_count(len(run.traffic_rows), "message")
@@ -91,9 +110,16 @@ def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
 def _limit(run: Shown, spent: str) -> str:
     """Write the sentence on the limits of epsilon's protection, for the head of the page.
 
-    The first case that applies decides: no differential privacy, simulated sites, a trust level
-    other than ``nobody``, or ``nobody``. ``spent`` is empty without differential privacy, and is
-    not shown.
+    The first of these cases that applies decides the sentence:
+
+    1. Without differential privacy, nothing bounds what the answers reveal.
+    2. With simulated sites, the noise protects nobody, because it comes from the seed.
+    3. At trust level ``server`` or ``sums``, measurements and label counts left without noise.
+    4. At trust level ``nobody``, epsilon bounds what is learnt about a patient, not a hospital.
+
+    Args:
+        run: the run.
+        spent: the largest epsilon of a site, as text; empty without differential privacy.
     """
     if not spent:
         return "Nothing bounds what these answers reveal about one patient."
@@ -115,8 +141,15 @@ def _epsilon(privacy: Mapping[str, Any]) -> str:
 def _bound(run: Shown, most: str) -> str:
     """Format a number of sent bytes as an upper bound, because a site has hidden counts.
 
-    The text is "up to" and ``most``. For a run with a single site, it is "not shown", because the
-    bound would be the true number.
+    The size of a site's replies could reveal a hidden count of samples. A bound over several sites
+    does not. With a single site, the bound would be that site's true number.
+
+    Args:
+        run: the run.
+        most: the bound as text, such as the largest number of any site.
+
+    Returns:
+        "up to" and ``most``, or "not shown" if the run has a single site.
     """
     if len(run.silos) > 1:
         return f"up to {most}"
@@ -126,8 +159,9 @@ def _bound(run: Shown, most: str) -> str:
 def _sent_bytes(run: Shown) -> dict[str, dict[str, int]]:
     """Add up the bytes that each site sent in each phase: site -> phase -> bytes.
 
-    A site with hidden counts gets the largest number of any site in that phase, because the true
-    number could reveal the counts.
+    For a site with hidden counts, each number is replaced by the largest number of any site in that
+    phase. The true number would reveal the hidden counts, because a reply is smaller if fewer
+    classes have enough samples. Sites are sorted by name.
     """
     sent: dict[str, Counter[str]] = {}
     for row in run.traffic_rows:
@@ -138,7 +172,6 @@ def _sent_bytes(run: Shown) -> dict[str, dict[str, int]]:
     shown: dict[str, dict[str, int]] = {}
     for site, by_phase in sorted(sent.items()):
         shown[site] = dict(by_phase)
-        # A reply is smaller if fewer classes have enough samples
         if site in run.floors.sites_with_hidden_counts:
             shown[site] = {phase: most[phase] for phase in by_phase}
     return shown
@@ -147,8 +180,10 @@ def _sent_bytes(run: Shown) -> dict[str, dict[str, int]]:
 def _bytes(run: Shown) -> dict[str, Any]:
     """Build the template variables for the table of bytes: ``byte_columns`` and ``bytes``.
 
-    A row gives the site, its messages, the bytes sent in each phase and in total, and the bytes
-    received. Sent bytes of a site with hidden counts are an upper bound.
+    ``byte_columns`` has the headings, and ``bytes`` has a row per site. A row gives the site's
+    name, its number of messages, the bytes sent in each phase ("-" if none), all bytes sent, and
+    all bytes received. If a site has hidden counts, its sent bytes are only given as an upper
+    bound.
     """
     received, messages = Counter[str](), Counter[str]()
     phases: dict[str, None] = {}
@@ -183,8 +218,13 @@ def _sent_cell(run: Shown, number: int, hidden: bool) -> str:
 def _measurements(run: Shown) -> dict[str, Any]:
     """Build the template variables for the table that counts the metrics each site sent.
 
-    Metrics such as ``class.1.right`` are counted together as ``class``, and ``sent_at_end`` names
-    these groups. A site with hidden counts shows only an upper bound for metrics by class.
+    ``measurements`` has a row for each metric and a column for each site, under the headings
+    ``measurement_columns``. Metrics such as ``class.1.right`` are counted together as ``class``.
+    ``sent_at_end`` is a text with the names of these groups.
+
+    A site with hidden counts shows "up to" the largest number of any site for metrics by class,
+    because its true number would reveal the counts. If it is the only site, these rows are left
+    out.
     """
     measured = Counter[tuple[str, str]]()
     sites, names, families = set(), set(), set()
@@ -220,8 +260,9 @@ def _measurements(run: Shown) -> dict[str, Any]:
 def _arrays(run: Shown) -> list[list[str]] | None:
     """Describe the arrays of the server's final model in a table, with a row for each kind.
 
-    The cells are the kind, as in the audit log, and the numbers of arrays, values and bytes. The
-    result is None without the file ``model.safetensors``.
+    A kind has the same name as in the audit log, so that both can be compared. The cells are the
+    kind, the number of arrays, the number of values, and the bytes at four bytes per value. The
+    result is None if the run directory has no ``model.safetensors``.
     """
     path = run.path / "model.safetensors"
     if not path.is_file():
@@ -243,8 +284,14 @@ def _arrays(run: Shown) -> list[list[str]] | None:
 def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
     """Build the template variables for a run's guarantee of differential privacy.
 
-    ``facts`` has pairs (name, text), first the largest epsilon of a site. ``sites`` has the epsilon
-    of each site. If ``guarantee`` is ``NO_PRIVACY``, the result is None.
+    Args:
+        guarantee: the entry ``guarantee`` of the run's privacy summary: a mapping, or the text
+            ``NO_PRIVACY``.
+
+    Returns:
+        None if the run has no guarantee. Otherwise, ``facts`` has pairs (name, text): the largest
+        epsilon of a site, the delta, the clipping norm, two settings of the noise, the mechanism
+        and the accountant. ``sites`` has a row with each site and its epsilon.
     """
     if guarantee == NO_PRIVACY:
         return None
@@ -262,9 +309,10 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
 def site_file_data(file: SiteFile) -> dict[str, Any]:
     """Build the template variables of the section on a site file, which holds a hospital's rules.
 
-    ``lists`` has the key and the entries of each list, such as the allowed methods. An empty list
-    is shown as "nothing". ``limits`` has a row for each other rule: the key, the value, the origin
-    ("site file" or "default") and the meaning.
+    ``site`` names the site. ``lists`` has a pair for each list in the file: its key and its
+    entries. One list has refused records, and the other lists have allowed things. An empty list is
+    shown as "nothing". ``limits`` has a row for each other rule except the path of the audit log:
+    the key, the value, the origin ("site file" or "default") and the meaning.
     """
     lists = []
     for name in _LISTS:
@@ -283,10 +331,17 @@ def site_file_data(file: SiteFile) -> dict[str, Any]:
 
 
 def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
-    """Build the template variables that sum up a hospital's audit log.
+    """Summarise a hospital's audit log: the messages of the run and the data that left with them.
 
-    ``torn`` counts incomplete lines, and ``breaks`` describes changes of the whole log. All other
-    variables cover only the lines about the run. If there are none, a DataError is raised.
+    Returns:
+        Template variables. These cover only the lines about the run: ``count``, the times ``first``
+        and ``last``, ``outcomes``, the bytes ``sent`` and ``received``, the table ``records`` of
+        the data that left, and the table ``unanswered`` of the messages without an answer. Two
+        cover the whole log: ``torn`` counts incomplete lines, and ``breaks`` describes changes of
+        the log.
+
+    Raises:
+        DataError: no line of the log is about the run.
     """
     lines = log.of_run(str(run.settings.common.run_name))
     outcomes = Counter[str]()
@@ -315,8 +370,9 @@ def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
 def _record_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Build a table of the records that left the hospital, according to its audit log.
 
-    A record is a part of a message, such as its metrics. Each site, kind of message and record has
-    a row with its numbers of messages and entries.
+    A record is a part of a message, such as its metrics or its arrays. Rows are sorted, with one
+    for each combination of site, kind of message and record. A row also gives the number of such
+    messages and the number of entries that their records have in total.
     """
     messages, entries = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for line in lines:

@@ -36,9 +36,14 @@ def sentences(
 ) -> dict[str, list[str]]:
     """Describe the data that a site sends, as lists of sentences under four headings.
 
-    The level of trust and the task decide the lists "At the start", "With each reply" and "At the
-    end". The list "What this method sends" has the sentences of ``leaves``, from the run's
-    ``privacy.json``, that are special to the method.
+    The headings are "At the start", "With each reply", "At the end" and "What this method sends".
+    The level of trust and the task decide the first three lists. The last list has the sentences of
+    ``leaves`` that are not among fedsilo's general sentences on data that leave.
+
+    Args:
+        level: the level of trust: ``server``, ``sums`` or ``nobody``.
+        leaves: the sentences in the run's ``privacy.json`` on the data that leave a site.
+        task: the name of the run's task.
     """
     general = list(ALWAYS_LEAVES)
     for trust in (SERVER, SUMS, NOBODY):
@@ -91,8 +96,9 @@ def shortened(text: str) -> Iterator[str]:
 def _cut(text: str) -> Iterator[str]:
     """Cut a sentence into parts of at most 25 words each.
 
-    A longer sentence is cut after the punctuation mark nearest to its middle. Without a mark, it is
-    cut after 25 words. Parts that are still too long are cut again.
+    A longer sentence is cut after a comma, semicolon, colon or full stop outside brackets. The mark
+    nearest to the middle, counted in words, is taken. Without a mark, the sentence is cut after 25
+    words. Parts that are still too long are cut again.
     """
     words = text.split()
     if len(words) <= _WORDS:

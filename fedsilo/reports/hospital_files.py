@@ -49,11 +49,13 @@ class AuditLog:
 def read_audit_log(path: Path) -> AuditLog:
     """Read a hospital's audit log, and the number and check value of its last line.
 
-    A file beside the log, the head, keeps that number and check value. They are not compared with
-    the log. Lines that are not valid JSON are only counted.
+    A file beside the log, the head, keeps that number and check value. This function does not
+    compare the head with the log. Lines that are not valid JSON are only counted, because they are
+    usually cut short.
 
     Raises:
-        DataError: a file cannot be read or is not an audit log.
+        DataError: the log or its head cannot be read, a line is JSON but not from an audit log, or
+            no line is valid.
     """
     lines, torn = [], 0
     for number, text in enumerate(_text(path, "audit log").splitlines(), 1):
@@ -82,8 +84,9 @@ def read_audit_log(path: Path) -> AuditLog:
 def _is_log_line(line: Any) -> bool:
     """Tell whether a parsed line of JSON can be a line of a hospital's audit log.
 
-    It must be an object with all keys of such lines, such as ``time``, and values of the right
-    types. ``records`` must hold only whole numbers.
+    It must be an object that has all keys of such lines, such as ``time`` and ``bytes-out``, with
+    values of the right types. The key ``records`` maps each kind of record to its number of
+    entries, which must be a whole number.
     """
     if not isinstance(line, dict):
         return False

@@ -56,8 +56,9 @@ def _categories(run: Shown) -> str:
 def _recipients(run: Shown) -> str:
     """Describe who receives the data that a site sends, for the record of processing.
 
-    The text covers records of patients, the server's operator and other hospitals. At trust level
-    ``sums``, the operator gets only sums.
+    The text first says that nobody gets records of patients. At trust level ``sums``, it then says
+    that the server's operator gets only sums. At other levels, it refers to the page's section
+    "What left each site". It ends with a note on the numbers and models that hospitals may get.
     """
     server = "the server's operator gets what is listed under 'What left each site'"
     if run.trust == SUMS:
@@ -79,9 +80,13 @@ def _erasure() -> str:
 def _measures(run: Shown) -> str:
     """Describe the technical and organisational measures of a run in one line.
 
-    The parts are the trust level's promise, transport and audit log, differential privacy at level
-    ``nobody``, and a note that a person must add the organisational measures. Simulated sites have
-    no transport.
+    The line joins these parts by semicolons:
+
+    1. The promise of the trust level.
+    2. The transport, the hospital's rules and the audit log. For simulated sites, this part says
+       that they had none of these.
+    3. Differential privacy, at trust level ``nobody`` only.
+    4. A note that a person must write the organisational measures.
     """
     parts = [f"trust level '{run.trust}': {run.summary['privacy']['trust']['promise']}"]
     if run.is_simulated:

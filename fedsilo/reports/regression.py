@@ -131,9 +131,10 @@ class Regression:
     def _heterogeneity_cells(self) -> Iterator[list[str]]:
         """Yield a row on the differences between hospitals for each coefficient.
 
-        A coefficient needs at least two hospitals that fitted it on their data alone. The row gives
-        pooled fixed-effect and random-effects estimates, I² in percent, and the p value of
-        Cochran's Q.
+        A coefficient needs at least two hospitals that fitted it on their data alone. Its row gives
+        the name, the number of these hospitals, a fixed-effect estimate, and a random-effects
+        estimate. The estimates are pooled over these hospitals, with 95 % intervals. The last cells
+        are I² in percent and the p value of Cochran's Q.
         """
         for row in self.document.get("heterogeneity", []):
             if "fixed" not in row:

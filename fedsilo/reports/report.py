@@ -33,13 +33,21 @@ def report(
 ) -> str:
     """Build a page in HTML about finished runs, for one kind of reader.
 
-    ``folders`` are run directories or contain them. ``reader`` is ``research``, ``clinic`` or
-    ``dpo`` (data protection officer). ``examine`` adds sections to a ``clinic`` page. ``audit_log``
-    and ``site_file`` are only for ``dpo``.
+    The same arguments give the same HTML, as long as the files that the page needs do not change.
+
+    Args:
+        folders: run directories, or folders that contain run directories.
+        reader: ``research``, ``clinic`` or ``dpo`` (data protection officer).
+        examine: takes a run and returns further sections, built from the sites' data. Only for
+            ``clinic``.
+        audit_log: the audit log of a hospital. Only for ``dpo``.
+        site_file: the file with the rules of a hospital. Only for ``dpo``.
 
     Raises:
-        RunDirectoryError: a run is missing or damaged.
-        DataError: a hospital's file is not valid.
+        RunDirectoryError: a folder does not contain a finished run, or a file of a run is missing
+            or damaged.
+        DataError: a file of the hospital cannot be read or is not valid, or one of the runs has no
+            line in the log.
     """
     runs = reported_runs(folders)
     foot = "Written by fedsilo, research software."
@@ -62,8 +70,14 @@ def report(
 def _clinic_page(runs: Sequence[Shown], examine: Examine | None) -> dict[str, Any]:
     """Build the template variables of ``clinic.html``, with a section for each run.
 
-    Each of ``runs`` has the variables of ``clinic_data``, and a ``prefix`` for its headings.
-    ``examine`` builds further parts of a section from the sites' data.
+    ``runs`` has the sections. A section has the variables of ``clinic_data``, and a ``prefix`` for
+    its headings. The keys ``title``, ``warning`` and ``intervals`` hold fixed texts for the whole
+    page.
+
+    Args:
+        runs: the runs.
+        examine: builds further parts of a run's section from the sites' data; None for no further
+            parts.
     """
     sections = []
     for run in runs:
@@ -79,8 +93,16 @@ def _dpo_page(
 ) -> dict[str, Any]:
     """Build the template variables of ``dpo.html``, the page for a data protection officer.
 
-    ``runs`` has a section for each run, with a summary of the audit log if it is given.
-    ``site_file`` has the rules of the hospital, or None.
+    ``runs`` has a section for each run. ``site_file`` has the rules of the hospital.
+
+    Args:
+        runs: the runs.
+        audit_log: the hospital's audit log, for a summary in each section; None for no summary.
+        site_file: the file with the hospital's rules; None for a page without rules.
+
+    Raises:
+        DataError: one of the files cannot be read or is not valid, or one of the runs has no line
+            in the audit log.
     """
     log = own_file = None
     if audit_log:

@@ -67,9 +67,9 @@ def guideline_items(run: Shown) -> list[Item]:
 def guideline_rows(run: Shown) -> list[list[str]]:
     """Build the rows of the table of TRIPOD+AI, the guideline for reporting prediction models.
 
-    The cells are an item's number, its topic, the run's answer with the place that shows it, and
-    the work that a person must still do. Without an answer, the cell is "-". Without work, it is
-    "nothing".
+    Each item of the guideline has a row. Its cells are the item's number, the topic, the run's
+    answer, and the work that a person must still do ("nothing" if the answer is complete). A place
+    in brackets says where the run or its pages show the answer. Without an answer, the cell is "-".
     """
     rows = []
     for item in guideline_items(run):
@@ -210,10 +210,10 @@ def _outputs(run: Shown) -> list[Item]:
 
 
 def _fairness(run: Shown) -> Item:
-    """Build item 14 of TRIPOD+AI, on fairness between groups of patients.
+    """Build item 14 of TRIPOD+AI on fairness: the results by groups of patients.
 
-    For classification, the item names the report with results by group. For any other task, it
-    lists these results as missing.
+    For classification, the item names the report that gives these results. For any other task, no
+    report gives them, so a person must write the item.
     """
     if run.task != CLASSIFICATION:
         return Item("14", "fairness", missing="metrics by groups of patients, and why these groups")
@@ -297,9 +297,10 @@ def _discussion() -> list[Item]:
 def describe_columns(run: Shown) -> tuple[str, str]:
     """Describe a run's outcome and its predictors in two texts.
 
-    The first text says what the model predicts. For a table, this text begins with the names of the
-    label's columns. The second text is "images" or, for a table, the titles of its columns. If the
-    table's schema is not on this machine, the texts name no columns.
+    The first text says what the model predicts, such as the names of the classes. For a table, it
+    begins with the names of the label's columns. The second text is "images" or, for a table, the
+    titles of all columns that are not ignored. If the table's schema is not on this machine, the
+    first text has no column names, and the second says that the schema is missing.
     """
     outcome = task_named(run.task).describe(run.class_names())
     if run.task == CLASSIFICATION:
@@ -346,9 +347,13 @@ def _measures(run: Shown) -> str:
 def _imbalance(run: Shown) -> Item:
     """Build item 13 of TRIPOD+AI, on class imbalance.
 
-    For regression, it says that there are no classes. For any other task except classification, it
-    has no answer unless the trust level is ``server``. Otherwise it says where class sizes are
-    shown.
+    The first of these rules that applies decides the item:
+
+    1. For regression, the item says that the outcome is a number and has no classes.
+    2. For any other task except classification, the item has no answer unless the trust level is
+       ``server``, because no counts leave the sites.
+    3. In all other cases, the answer says where the sizes of the classes are shown. At trust level
+       ``nobody``, it adds that they have noise. A person must add how the imbalance was handled.
     """
     answer, place, missing = _GROUPS[run.task], "Sites", "what was done about it"
     if run.task == REGRESSION:
@@ -372,8 +377,10 @@ def _split_text(run: Shown) -> str:
 def _availability(run: Shown) -> tuple[str, str, str]:
     """Describe the availability of the data for TRIPOD+AI.
 
-    The three texts are the answer, the place where a reader finds more, and the work for a person.
-    Data that are neither public nor made up stay at the hospitals.
+    Returns:
+        Three texts: the answer, the place where a reader finds more, and the work for a person.
+        Public data are answered with their licence. Made-up data are answered as made up. Any other
+        data stay at the hospitals, and only then a person must add something.
     """
     data = data_set(str(run.summary["dataset"]))
     if data.licence:

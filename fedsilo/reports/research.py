@@ -39,9 +39,10 @@ Line = dict[int, float]  # round -> value
 def research_data(runs: Runs) -> dict[str, Any]:
     """Build the template variables of ``research.html``, the page on one run or on several.
 
-    They describe the runs, their settings, curves, final metrics, costs and problems. Several
-    experiments (groups of runs that differ only in their seeds) are also compared. Metrics are
-    those on test samples. If no run has any, those on validation samples are taken.
+    The variables describe the runs, their settings, curves, final metrics, costs and problems.
+    ``first`` describes the sites of the first run, and ``guideline`` has the table of TRIPOD+AI.
+    Several experiments (groups of runs that differ only in their seeds) are also compared. Metrics
+    are those on test samples. If no run has any, those on validation samples are taken.
     """
     first = runs[0]
     several = len(runs) > 1
@@ -96,8 +97,9 @@ def research_data(runs: Runs) -> dict[str, Any]:
 def _went_wrong(runs: Runs) -> dict[str, Any]:
     """Build the template variables on runs in which something went wrong.
 
-    ``failed`` describes runs with failed sites. ``early`` gives the reason why a run ended early.
-    ``unrepeatable`` names the operations that prevent an exact repetition of a run.
+    ``failed`` describes the sites and failures of each run with failed sites, as ``taking_part``
+    does. ``early`` has the name of each run that ended early, with the reason. ``unrepeatable`` has
+    the name of each run that cannot be repeated exactly, with the operations that prevent it.
     """
     failed, early, unrepeatable = [], [], []
     for run in runs:
@@ -127,8 +129,10 @@ def _row(run: Shown) -> list[str]:
 def _settings(runs: Runs) -> dict[str, Any]:
     """Build the template variables on the settings and the software of the runs.
 
-    ``experiments`` names groups of runs that differ only in the seed. ``differing`` has the
-    settings that differ between runs. ``changed`` has the common settings that are not the default.
+    ``experiments`` has the names of the experiments, each a group of runs that differ only in the
+    seed. ``differing`` has a row for each setting except the seed that differs between runs, with a
+    column for each experiment. ``changed`` has pairs (key, value) for settings that are equal in
+    all runs but differ from the default. ``software`` lists the different software versions.
     """
     decisive, keys, software = [], dict[str, None](), dict[str, None]()
     for run in runs:
@@ -188,8 +192,8 @@ def _software(run: Shown) -> str:
 def _draw_curves(runs: Runs, split: str) -> list[Picture]:
     """Draw the learning curves of the runs, with a picture for each metric that some run has.
 
-    Lines stand for experiments, or for origins of data if there is a single run. A line looks the
-    same in all pictures.
+    The first run's task decides the metrics. Lines stand for experiments (runs that differ only in
+    the seed) or, for a single run, for origins of data. A line looks the same in all pictures.
     """
     drawn: dict[str, dict[str, Line]] = {}
     names: dict[str, None] = {}
@@ -231,8 +235,9 @@ def _describe_lines(lines: Mapping[str, Line], label: str) -> str:
 def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
     """Collect the lines of a metric for a picture of curves: title -> round -> mean value.
 
-    Several runs have a line for each experiment. A single run has a line for each origin of data,
-    which is the mean over its sites.
+    For a single run, there is a line for each origin of data (``distribution``). It is the mean
+    over the sites with that origin. For several runs, there is a line for each experiment, from
+    ``_experiment_lines``.
     """
     if len(runs) > 1:
         return _experiment_lines(runs, metric, split)
@@ -244,10 +249,10 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
 def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
     """Average a metric over the runs of each experiment: experiment -> round -> mean.
 
-    Each value is a mean over the sites that have the metric in every round of all runs on the same
-    data set. A run without such sites adds nothing.
+    A run's value in a round is the mean over the same sites in all rounds. Otherwise a line would
+    jump when a site misses a round. These sites have the metric in every round of all ``runs`` on
+    the same data set. A run without such sites adds nothing.
     """
-    # A line would jump if a round had other sites
     values_of, measured = [], []
     for run in runs:
         by_round = _values_by_round(run, metric, split)
@@ -289,8 +294,14 @@ def _sites_of_every_round(by_round: Mapping[int, Mapping[str, float]]) -> set[st
 def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
     """Yield the template variables for a table of each experiment's metrics in the last round.
 
-    ``rows`` has a row per origin of data and one for all sites. With several seeds, a cell is mean
-    ± standard deviation. ``note`` names sites that a mean omits.
+    ``caption`` names the experiment and its number of seeds. ``columns`` are the task's main
+    metrics, each followed by the numbers that the method's paper published, if any. ``rows`` has a
+    row for each origin of data and one for all sites. With several seeds, a cell is the mean ± the
+    standard deviation. A missing cell is "n/a". ``note`` names sites that a mean does not cover. An
+    experiment without main metrics has no table.
+
+    Args:
+        experiments: experiment -> seed -> the run's summary.
     """
     for experiment, summaries in experiments.items():
         shown = shown_of(next(iter(summaries.values())))
@@ -319,8 +330,10 @@ def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
 def _cost(run: Shown) -> list[str]:
     """Build a run's row in the table of costs.
 
-    The cells are the name, optimiser steps, samples, duration, work of all sites, bytes to and from
-    the sites, and the largest peak memory. Numbers that no site reports are "n/a".
+    The cells are the run's name, optimiser steps, samples, duration, total work of all sites, bytes
+    to the sites, bytes from the sites, and peak memory. The memory is the largest peak of any site.
+    Steps, samples, work and memory are "n/a" if they are 0, because sites that do not report them
+    send 0.
     """
     summary = run.summary
     # Each reply has its steps and samples, or 0 from a site that does not report them

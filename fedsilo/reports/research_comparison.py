@@ -42,10 +42,23 @@ BySeed = Mapping[int, float]
 def comparison_data(runs: Runs, summaries: Summaries, split: str) -> dict[str, Any]:
     """Build the template variables that compare two or more experiments.
 
-    ``compared`` has a comparison for each main metric, on the samples of ``split``. ``unequal`` has
-    a line for each experiment with other resources than its baseline. If the runs are on several
-    data sets, ``compared`` and ``cost_picture`` are empty. The other variables tell whether seeds
-    and splits are the same.
+    Args:
+        runs: all runs of the page.
+        summaries: the same runs, from ``summaries_by_seed``.
+        split: the samples that the metrics are about, ``test`` or ``val``.
+
+    Returns:
+        A dictionary with these keys:
+
+        - ``data_sets``: the names of the data sets, sorted.
+        - ``compared``: a comparison for each of the task's main metrics.
+        - ``cost_picture``: a list with at most one picture.
+        - ``unequal``: a line for each experiment with other resources than its baseline.
+        - ``one_seed``: whether no experiment has more than one seed.
+        - ``paired``: whether all experiments have the same seeds.
+        - ``same_split``: whether all runs have the same samples in each split; None if unknown.
+
+        With several data sets, ``compared`` and ``cost_picture`` are empty.
     """
     experiments = experiments_of(runs)
     most_seeds = max(map(len, experiments.values()))
@@ -122,9 +135,16 @@ def _comparison(
 ) -> dict[str, Any]:
     """Build the template variables that compare the experiments by one metric.
 
-    ``means`` has each experiment's mean over seeds with a 95 % interval. ``tests`` describes an
-    ANOVA, and ``pairs`` the t-tests of all pairs. ``samples`` maps experiment -> seed -> mean over
-    sites.
+    ``picture`` and ``means`` show the mean of each experiment over its seeds, with a 95 % t
+    interval. ``differences`` has a picture of the differences between pairs. ``pairs`` and
+    ``tests`` describe an ANOVA and t-tests of all pairs. The t-tests are paired by seed if all
+    experiments have the same seeds. ``no_test`` is the reason if no test was possible.
+
+    Args:
+        metric: the metric's name.
+        label: the text for pictures: the split, the metric, and the sites averaged over.
+        samples: experiment -> seed -> mean over sites.
+        split: the split of the samples, for the heading of the tests.
     """
     points, centres, rows, descriptions = {}, {}, [], []
     for name, by_seed in samples.items():
@@ -152,8 +172,8 @@ def _comparison(
 def _reason_for_no_test(tested: Tested) -> str:
     """Return the reason if no test between the experiments has a p value.
 
-    The tests are the ANOVA over all experiments and the t-tests of all pairs. If any has a p value,
-    the text is empty.
+    The tests are the ANOVA over all experiments and the t-tests of all pairs. If any of them has a
+    p value, the text is empty. Otherwise it is the reason that the ANOVA gives.
     """
     # A pair may have a p although the analysis of variance lacks it, for example if a third
     # experiment has a single seed
@@ -166,8 +186,8 @@ def _reason_for_no_test(tested: Tested) -> str:
 def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> Estimate:
     """Return the mean over seeds with its 95 % t interval, clipped to the range of the metric.
 
-    A single value has no interval. If ``difference`` is True, the interval is clipped to plus or
-    minus the width of that range.
+    With a single value, there is no interval. If ``difference`` is True, the values are differences
+    between two experiments. The interval is then clipped to plus or minus the width of that range.
     """
     least, most = metric_range(metric)
     if difference:
@@ -178,8 +198,10 @@ def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> 
 def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) -> list[Picture]:
     """Draw the differences between experiments, seed by seed, for each pair of experiments.
 
-    At most 15 pairs with at least two common seeds are drawn. A difference is the later experiment
-    minus the earlier one. Without such pairs, the list is empty.
+    A pair is drawn if the experiments have at least two seeds in common, up to 15 pairs. The
+    picture shows a point for each seed, and the mean with its 95 % interval. A difference is the
+    later experiment of ``samples`` minus the earlier one. The list has this one picture. Without
+    any such pair, it is empty.
     """
     points: dict[str, list[float]] = {}
     for earlier, later in itertools.combinations(samples, 2):
@@ -253,8 +275,17 @@ def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
 def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
     """Describe which experiment has the best mean of the task's first main metric.
 
-    The text gives this mean and the next best one. If a t-test between the two has a p value of
-    0.05 or more, the text says that none is clearly best.
+    The text gives this mean over seeds with its 95 % interval, and the next best experiment with
+    its mean. A t-test compares the two. If its p value is 0.05 or more, the text says that no
+    experiment is clearly best. Without a p value, it says that no test is possible.
+
+    A single experiment only has its mean. If the runs are on several data sets, or if no run has
+    the metric, the text only says so.
+
+    Args:
+        runs: all runs of the page.
+        summaries: experiment -> seed -> the run's summary.
+        split: ``test`` or ``val``, for the text.
     """
     data = runs[0].summary["dataset"]
     if any(run.summary["dataset"] != data for run in runs):
@@ -293,7 +324,9 @@ def _unequal_budgets(experiments: Mapping[str, Mapping[int, Shown]]) -> list[str
     """List the experiments whose resources differ from those of their baseline.
 
     Resources are settings, such as the number of rounds, and measured costs, such as optimiser
-    steps. The baseline is the first experiment on the same data set.
+    steps. The baseline is the first experiment on the same data set. Each experiment that differs
+    has a line with its name and its differences. The settings are those of the experiment's first
+    run, and the costs are means over its runs.
     """
     budgets = {}
     for name, by_seed in experiments.items():

@@ -28,11 +28,16 @@ _MANY_CLASSES = 8  # a table of more columns cannot be read
 def reported_runs(folders: Sequence[Path]) -> list[Shown]:
     """Open the finished runs in ``folders`` and directly below them, and name them for a page.
 
-    Numbers of too few patients are hidden. Runs that differ only in their seeds form an experiment.
-    Its name is their folders' name without an ending such as ``-seed0``.
+    Metrics and counts of too few patients are hidden. A run that is found twice is opened once.
+    Several runs get unique names from the last parts of their paths.
+
+    Runs that differ only in their seeds form an experiment. Its name is their folders' name without
+    an ending such as ``-seed0``. If runs with this name differ in more, each is an experiment by
+    itself.
 
     Raises:
-        RunDirectoryError: a folder does not contain a finished run of this version.
+        RunDirectoryError: a folder does not contain a run, a run has not ended, or another version
+            of fedsilo wrote it.
     """
     runs: dict[Path, FinishedRun] = {}
     for folder in folders:
@@ -133,9 +138,11 @@ def value_text(value: Value) -> str:
 def taking_part(run: Shown) -> dict[str, Any]:
     """Build the template variables of ``sites.html``: the sites, their data and their failures.
 
-    ``sizes`` has a row per site with its number of samples in each split. ``by_class`` has the test
-    samples of each site in each class, for at most eight classes. Numbers below ``floor`` are
-    hidden. ``failed`` lists the messages that sites failed to answer.
+    ``sizes`` has a row per site with its number of samples in each split and, at trust level
+    ``server``, the number that it left out. ``by_class`` has a row per site with its number of test
+    samples in each class. It is empty if there are more than eight classes. Numbers below ``floor``
+    are too small to be shown, and are hidden. ``failed`` lists the messages that sites failed to
+    answer, with the reasons.
     """
     splits, columns = [], []
     for split in _SPLIT_NAMES:
@@ -182,8 +189,9 @@ def taking_part(run: Shown) -> dict[str, Any]:
 def _unlike_columns(run: Shown) -> list[str]:
     """Describe the columns whose mean at one site is unlike the mean at the other sites.
 
-    Each text says how the means differ, and asks a question, such as one about the unit. The list
-    is empty unless the trust level is ``server``.
+    The run's summary decides which columns these are. For each column and site, a text says how the
+    means differ, and asks a question, such as one about the unit. The list is empty unless the
+    trust level is ``server``, because otherwise the server does not know the means.
     """
     entries = run.summary.get("unlike-columns") or []
     if not entries or run.trust != SERVER:
@@ -225,9 +233,10 @@ def head_of(run: Shown) -> dict[str, Any]:
 def facts(run: Shown) -> list[tuple[str, str]]:
     """List facts about a run for the head of a page, as pairs (name, text).
 
-    The facts are the predicted outcome, the patients or images that the model is for, the data set,
-    the hospitals, the method with its rounds, the end of training with the seed, the version, and a
-    fingerprint of each site's data.
+    The first facts are the predicted outcome, the patients or images that the model is for, the
+    data set, and the number of hospitals. The method with its rounds follows. The next fact gives
+    the end of training and the seed. The last facts are fedsilo's version and a fingerprint of each
+    site's data.
     """
     summary = run.summary
     hospitals = str(len(run.silos))
@@ -256,8 +265,9 @@ def facts(run: Shown) -> list[tuple[str, str]]:
 def _fingerprints(run: Shown) -> str:
     """Format a short digest of each site's data, so that a reader can recognise equal data.
 
-    A digest is the first 12 hexadecimal digits of a SHA-256 over the fingerprints of the site's
-    splits. Sites without fingerprints are left out.
+    The text lists the sites, each with the first 12 hexadecimal digits of a SHA-256. The SHA-256
+    covers the names and the fingerprints of the site's splits. Sites without fingerprints are left
+    out, so the text may be empty.
     """
     texts = []
     for site, known in run.silos.items():
@@ -322,11 +332,16 @@ def task_parts(task: str) -> TaskParts | None:
 
 
 def result(run: Shown, site: str | None = None) -> str:
-    """Describe the main result of a run, or of one ``site``, in a sentence.
+    """Describe the main result of a run in a sentence.
 
-    Some tasks have their own sentence. For any other task, it gives the accuracy on test samples
-    with a 95 % interval. If sample counts are hidden, it gives the mean of all sites' accuracies.
-    If this is impossible, it says so.
+    If the task has a module for its parts of reports, the module writes the sentence. For any other
+    task, the sentence is about the accuracy on test samples:
+
+    1. If sample counts may be shown, it gives the accuracy with a 95 % interval.
+    2. Otherwise, for all sites, it gives the mean of the sites' accuracies without an interval.
+    3. If neither is possible, it says that no accuracy may be shown.
+
+    ``site`` is the only site that counts; None for all sites.
     """
     parts = task_parts(run.task)
     if parts:
@@ -346,10 +361,18 @@ def result(run: Shown, site: str | None = None) -> str:
 
 
 def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]], only: str | None) -> str:
-    """Describe the accuracy over all test samples of the given sites, with its 95 % interval.
+    """Describe the accuracy over all test samples of the given sites.
 
-    ``tested`` maps each site to its number of test samples and its accuracy. Unless ``only`` names
-    a single site, the text says how many sites it covers.
+    The sentence gives the number of right predictions, and the accuracy with its 95 % Wilson
+    interval. The number is computed from each site's accuracy. The accuracy of always guessing the
+    most frequent class follows if it is known. At trust level ``nobody``, a second sentence is
+    about the noise that hospitals add to the accuracy.
+
+    Args:
+        run: the run.
+        tested: site -> its number of test samples and its accuracy.
+        only: the name of the site if the text is about a single one; None for all sites. A text
+            about all sites says how many of them it covers if some are missing.
     """
     samples = right = 0
     for n, accuracy in tested.values():
@@ -377,8 +400,14 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]], only:
 def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
     """Collect the sites whose accuracy and number of test samples are both known and shown.
 
-    The result maps each site to this number and the accuracy. ``only`` is the one site to look at,
-    or None for all sites.
+    A site without test samples is left out.
+
+    Args:
+        run: the run, in which numbers that must not be shown are None or missing.
+        only: the name of the one site to look at; None for all sites.
+
+    Returns:
+        Site -> (number of test samples, accuracy).
     """
     tested = {}
     for site, known in run.silos.items():
@@ -393,8 +422,10 @@ def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
 def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
     """Describe the accuracy of always predicting the most frequent class, for comparison.
 
-    The phrase begins with a semicolon, because it continues a sentence. It is empty if a site's
-    count is hidden or unknown, and at trust level ``nobody``.
+    The most frequent class is the one with the most test samples over all ``sites``, the first in a
+    tie. The phrase begins with a semicolon, because it continues a sentence. It is empty if a count
+    of any site is hidden or not reported. It is also empty at trust level ``nobody``, because all
+    counts have noise there.
     """
     if run.trust == NOBODY:  # label counts have noise
         return ""
@@ -414,14 +445,18 @@ def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
 def limit(run: Shown, site: str | None = None) -> str:
     """Describe the main limitation of a run's result in one sentence.
 
-    The first true case decides:
+    The first case that applies decides the sentence:
 
-    1. The data are made up.
-    2. At trust level ``server``, no site has test metrics.
-    3. The task has its own sentence.
-    4. The trust level is not ``server``.
-    5. All sites have too few test samples.
-    6. The smallest site's accuracy is uncertain.
+    1. The data are made up: the result says nothing about patients.
+    2. The trust level is ``server``, but no site has test metrics: no hospital measured the model.
+    3. The task has a module for its parts of reports: the module writes the sentence.
+    4. The trust level is not ``server``: the page lacks metrics of single sites.
+    5. No site has enough test samples: no metric of a single site is shown.
+    6. Any other run: the accuracy at the site with the fewest test samples has a wide interval.
+
+    Args:
+        run: the run.
+        site: the site that the result is about; None for all sites. Only case 3 may depend on it.
     """
     if data_set(str(run.summary["dataset"])).origin == "made-up":
         return "The data are made up: the result says nothing about patients."

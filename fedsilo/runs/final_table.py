@@ -21,9 +21,17 @@ def final_table(
 ) -> str:
     """Build the HTML of a run's final metrics, as notebooks show it.
 
-    The data set chooses the metrics. ``summary`` and ``silos`` are the contents of summary.json and
-    silos.json, without hidden numbers. If there are ``withheld`` sites, a sentence names them and
-    states ``floor``, the smallest number of patients.
+    The table has the metrics that the run's data set chooses to show. For the data set of a plugin,
+    these are accuracy, balanced accuracy, AUC and loss.
+
+    Args:
+        path: the run directory, which is printed below the table.
+        summary: the content of summary.json, without hidden metrics.
+        silos: the content of silos.json, without hidden counts.
+        withheld: the sites with hidden metrics. If there are any, a sentence below the table names
+            them.
+        floor: the smallest number of patients whose metrics may be shown. The same sentence states
+            it.
     """
     name = summary["dataset"]
     metrics: Sequence[str] = _METRICS

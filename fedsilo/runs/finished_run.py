@@ -116,9 +116,10 @@ class FinishedRun(RunFiles):
     def stratum_names(self, site: str = "") -> list[str]:
         """Return the names of the groups in which a run counts the samples of ``site``.
 
-        Usually, they are the classes. For survival, they are the censored patients and those with
-        the event. If the task only counts all samples together, the list is empty. An empty
-        ``site`` stands for the run's first site.
+        Usually these groups are the classes, named as by ``class_names``. For survival, they are
+        the censored patients and those with the event. For a task that only counts all samples
+        together, there are no groups, and the list is empty. An empty ``site`` stands for the run's
+        first site.
         """
         if TASKS[self.task].strata == 1:
             return []
@@ -217,11 +218,12 @@ class FinishedRun(RunFiles):
     def shown(self, name: str = "", experiment: str = "") -> Shown:
         """Return a view of the run without the metrics and counts that no page may show.
 
-        Numbers are hidden if they rest on too few patients, or would reveal such a number.
+        Numbers are hidden if they rest on too few patients, or if they would reveal such a number.
+        The run itself is not changed.
 
         Args:
-            name: the run's name in the view, its own if empty.
-            experiment: the experiment's name in the view, the run's own if empty.
+            name: the name of the run in the view. If empty, it is the run's own.
+            experiment: the name of the experiment in the view. If empty, it is the run's own.
         """
         view = FinishedRun(self.path, name or self.name, experiment or self.experiment, whole=self)
         # Filling the caches of the view's properties keeps it from reading the whole files again
@@ -263,11 +265,21 @@ class FinishedRun(RunFiles):
     ) -> Lab:
         """Open a site with its data and the run's model, as they were after the last round.
 
-        ``data_dir`` and ``state_dir`` replace the run's folders of data and of private state.
-        ``best`` chooses the model of the best round. The samples of ``split`` must be unchanged.
+        The result is a ``Lab``. It holds the site's data and the evaluation message from which the
+        run's method opens the network.
+
+        Args:
+            site: the site's name.
+            data_dir: replaces the run's data folder. None keeps it.
+            state_dir: the folder of the site's private state. None means the state in the run
+                directory.
+            best: whether to open the model of the best round instead of that of the last.
+            split: a split whose samples must not have changed since the run. If empty, no split is
+                checked.
 
         Raises:
-            FedsiloError: the model is not here, or data or weights have changed.
+            FedsiloError: the model is not on this machine, or the schema of the data, the samples
+                of ``split`` or the weights of a pretrained ViT differ from those in the run.
         """
         from fedsilo.runs.trained_site import open_site
 
@@ -289,12 +301,22 @@ class FinishedRun(RunFiles):
     ) -> TrainedModel:
         """Open a trained model of the run with the data of a site.
 
-        Without ``site``, all sites must share one model, which is opened at the first site with
-        data here. ``data_dir`` and ``state_dir`` replace the run's folders of data and private
-        state. ``best`` chooses the best round's model.
+        The result's ``network`` is an ``nn.Module`` in eval mode. Its inputs are decoded and
+        standardised samples, which ``inputs(split)`` returns. The result's ``module()`` is a
+        network that maps samples before standardisation to the task's predictions.
+
+        Args:
+            site: the site's name. None means the first site whose data are on this machine, and is
+                only allowed if all sites share one model.
+            data_dir: the folder of the data files. None means the run's own.
+            state_dir: the folder of the site's private state, only allowed with ``site``. None
+                means the state in the run directory.
+            best: whether to open the model of the best round ('server.early-stopping-metric')
+                instead of that of the last.
 
         Raises:
-            FedsiloError: the site, data or model cannot be used.
+            FedsiloError: the run does not have the site, the model or the data are missing or have
+                changed, or ``site`` is None although it is needed.
         """
         from fedsilo.runs.trained_model import open_at_first_site, open_model
 
@@ -361,8 +383,10 @@ def load_run(path: AnyRun, *, plugin: Plugins = None) -> FinishedRun:
     """Open a finished run, given by its directory or by a run object.
 
     Args:
-        path: the run directory, or a run object that has one.
-        plugin: the user's own copies of the run's plugins. They are trusted.
+        path: the run directory, or a run object that has one. The files are always read from the
+            directory.
+        plugin: the user's own copies of the plugins (Python files or modules) that the run needs.
+            These copies are trusted for the rest of this process. None for no plugin.
 
     Raises:
         SettingError: a file of a plugin does not exist.

@@ -166,8 +166,9 @@ def sites_frame(silos: Document) -> pd.DataFrame:
 def _typed_frame(rows: Sequence[Row], types: dict[str, Any]) -> pd.DataFrame:
     """Build a data frame from rows of strings, such as those of a CSV file.
 
-    ``types`` maps each column to its type, in order. Other columns are left out. In columns of type
-    ``str``, a missing value stays missing.
+    ``types`` maps each column to its type, in the order of the columns. Values are converted to
+    this type. Columns of type ``str`` stay as they are, so that a key that a row lacks stays a
+    missing value. Columns that ``types`` does not name are left out.
     """
     import pandas as pd
 

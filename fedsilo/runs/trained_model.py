@@ -88,15 +88,18 @@ class TrainedModel:
     ) -> Tensor:
         """Predict in the same way as the run's final evaluation of a split.
 
-        With 'train.mc-passes' above 0, predictions are the mean over passes with dropout.
+        If 'train.mc-passes' is 0, the network computes once without dropout. Otherwise the
+        predictions are the mean over this number of passes with dropout. The dropout masks are the
+        same as in the final evaluation.
 
         Args:
             batches: inputs (batch, *input_shape), n samples in all.
-            split: decides the dropout masks.
-            probe: also sees the encoder's output.
+            split: the name of the split. It decides the dropout masks.
+            probe: sees the output of the network's encoder for each batch, to compute more from it.
+                None means no probe.
 
         Returns:
-            The predictions (n, outputs), class probabilities for a classification.
+            The predictions (n, outputs), which are class probabilities for a classification.
         """
         lab = self.lab
         # The key decides the dropout samples, so it must be that of the final evaluation
@@ -145,11 +148,22 @@ def open_model(
 ) -> TrainedModel:
     """Build the trained model of a site: the network in eval mode, with facts about the run.
 
-    It counts as the site's own if the site's private state, class priors or own standardisation
-    enter it. ``sites`` are the facts in silos.json.
+    The model counts as the site's own in these cases, and otherwise as shared by all sites:
+
+    - the method reads the private state that the site stored.
+    - the network is evidential, with class priors of the site.
+    - the site standardises its table by its own statistics.
+
+    Args:
+        lab: the site, opened with the weights of the wanted round.
+        run_dir: the run directory.
+        title: the title of the run's method.
+        sites: site -> its facts in silos.json.
+        best: whether ``lab`` has the weights of the best round, for the error.
 
     Raises:
-        SettingError: ``best`` is true, but the site no longer keeps that round.
+        SettingError: ``best`` is true, and the site's own part of the model cannot be read, usually
+            because sites keep it for only two rounds.
         FedsiloError: the weights cannot be read.
     """
     try:

@@ -52,11 +52,23 @@ def open_site(
 ) -> Lab:
     """Open a site of a finished run as a ``Lab``, with which the run's method opens the network.
 
-    Without a shared model, the site's private state gives the model. ``state_dir`` replaces its
-    folder. ``best`` chooses the best round. The samples of ``split`` must be unchanged.
+    If the run has no file of a shared model, the model comes from the site's private state.
+
+    Args:
+        run_dir: the run directory.
+        settings: the run's settings, with this machine's data folder.
+        silos: site -> its facts in silos.json.
+        rounds: the number of rounds in the run.
+        site: the site's name.
+        state_dir: the folder of the site's private state. None means the state in the run
+            directory.
+        best: whether to open the model of the best round instead of that of the last.
+        split: a split that must be unchanged since the run, because its samples will be shown. If
+            empty, no split is checked.
 
     Raises:
-        FedsiloError: the model is not on this machine, or data or weights have changed.
+        FedsiloError: the wanted model is not on this machine, or the schema of the data, the
+            samples of ``split`` or the weights of a pretrained ViT differ from those in the run.
     """
     common = settings.common
     if common.network == "vit" and site in silos:
@@ -89,12 +101,16 @@ def open_site(
 def refuse_other_backbone(
     run_dir: Path, common: CommonSettings, digests: Collection[str], fix: str
 ) -> None:
-    """Check that the local weights of the pretrained ViT are those of a run.
+    """Check that the local weights of the backbone (the pretrained ViT) are those of a run.
 
-    Their digest must be one of ``digests``, which the run recorded.
+    Args:
+        run_dir: the run directory, which the error names.
+        common: the settings that name the file of the weights.
+        digests: the digests that the run recorded. The local weights must have one of them.
+        fix: the advice at the end of the error.
 
     Raises:
-        SettingError: the weights differ. The error ends with the advice ``fix``.
+        SettingError: the digest of the local weights is not in ``digests``.
     """
     if backbone_digest(common) not in digests:
         raise SettingError(
@@ -125,10 +141,22 @@ def _message_without_model(
 ) -> tuple[RecordDict, Instruction]:
     """Build an evaluation message without weights, with which a site opens its private model.
 
-    If the run standardised a table over all sites, the message has that standardisation.
+    This is for a method without a shared model, where the model is in the site's private state. If
+    the run standardised a table over all sites, the message has that standardisation.
+
+    Args:
+        path: the path that a shared model file would have, for the errors.
+        common: the run's settings.
+        folder: the folder of the site's private state.
+        rounds: the number of rounds in the run. The message is numbered as the round after them.
+        silo: the site's data.
+        best: whether the model of the best round is wanted, which only exists as a shared model.
+
+    Returns:
+        The content of the message, and the instruction in it.
 
     Raises:
-        SettingError: ``best`` is true, or ``folder`` has no private model.
+        SettingError: ``best`` is true, or ``folder`` does not contain a state.
     """
     if best:
         raise SettingError(
@@ -153,10 +181,20 @@ def _message_without_model(
 def _rebuild_last_message(
     path: Path, settings: RunSettings, silos: Silos, silo: Silo
 ) -> tuple[RecordDict, Instruction]:
-    """Rebuild the server's last evaluation message to a site, which has the model's weights.
+    """Rebuild the run's last evaluation message to a site, with which the site opens the model.
 
-    The method's server side builds the message from the model file ``path``. The message also has
-    anything else that the server sends.
+    The server's side of the method builds the message from the run's model file, as at the end of
+    the run. The message has the weights, and anything else that the server sends with them. If the
+    model file has the standardisation of a table, the message has it too.
+
+    Args:
+        path: the model file.
+        settings: the settings of the run.
+        silos: site -> its facts in silos.json.
+        silo: the site's data.
+
+    Returns:
+        The content of the message, and the instruction in it.
 
     Raises:
         FedsiloError: the model file is damaged.
@@ -194,8 +232,9 @@ def _read_standardisation(
 def _rebuild_participants(silos: Silos, silo: Silo) -> Participants:
     """Rebuild the facts about each site that the server's side of a method needs.
 
-    Most facts come from silos.json. Input shape, classes and features are equal at all sites, so
-    they come from the opened ``silo``.
+    Most facts come from silos.json. The input shape, the number of classes and the features are not
+    in this file. They are equal at all sites, so they are taken from ``silo``, the site that is
+    opened.
     """
     facts = {}
     for site, known in silos.items():

@@ -58,9 +58,10 @@ class _MeanAttention(torch.autograd.Function):
 
 
 def mean_attention(q: Tensor, k: Tensor) -> Tensor:
-    """Compute attention weights, averaged over the heads, without storing each head's weights.
+    """Compute attention weights, averaged over the heads, without keeping each head's weights.
 
-    A head's attention is the softmax of q k^T over the keys.
+    The attention of a head is the softmax of q k^T over the keys. The backward pass computes it
+    again, which saves memory between the passes.
 
     Args:
         q: queries that are already scaled, (batch, heads, queries, c).
@@ -76,15 +77,16 @@ def mean_attention(q: Tensor, k: Tensor) -> Tensor:
 def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> Tensor:
     """Average a layer's attention over its heads, and drop the columns of the prompts.
 
-    Prompts are trained keys and values that precede those of the tokens.
+    Prompts are trained keys and values that a layer puts in front of those of the tokens.
 
     Args:
-        attention: (batch, heads, tokens, prefix + tokens).
-        prefix: the number of prompts.
-        renormalise: whether each row then sums to 1 again. A row of zeros becomes uniform.
+        attention: (batch, heads, tokens, prefix + tokens), whose rows sum to 1.
+        prefix: the number of prompts. Their columns come first.
+        renormalise: whether each row is scaled to sum to 1 again without the prompts. A row of
+            zeros then becomes uniform.
 
     Returns:
-        The attention between tokens, (batch, tokens, tokens).
+        The mean attention between tokens, (batch, tokens, tokens).
     """
     return without_prefix(attention.mean(dim=1), prefix, renormalise)
 
@@ -92,15 +94,16 @@ def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool =
 def without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> Tensor:
     """Drop the prompts' columns from attention that is already averaged over its heads.
 
-    Prompts are trained keys and values that precede those of the tokens.
+    Prompts are trained keys and values that a layer puts in front of those of the tokens.
 
     Args:
-        attention: (batch, tokens, prefix + tokens).
-        prefix: the number of prompts.
-        renormalise: whether each row then sums to 1 again. A row of zeros becomes uniform.
+        attention: (batch, tokens, prefix + tokens), whose rows sum to 1.
+        prefix: the number of prompts. Their columns come first.
+        renormalise: whether each row is scaled to sum to 1 again. A row of zeros then becomes
+            uniform. If False, a row lacks the share of the prompts.
 
     Returns:
-        The attention between tokens, (batch, tokens, tokens).
+        The mean attention between tokens, (batch, tokens, tokens).
     """
     kept = attention[..., prefix:]
     if renormalise:
@@ -109,16 +112,20 @@ def without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> 
 
 
 def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
-    """Compute attention rollout, the class token's attention to each patch over all layers.
+    """Compute attention rollout: how much the class token attends to each patch over all layers.
 
-    The matrices (A + I) / 2 of all layers are multiplied, the last layer's on the left.
+    The matrices (A + I) / 2 are multiplied, with the last layer's on the left. The identity I
+    stands for the residual connection. The result is the class token's row of the product, without
+    the prefix tokens and scaled to sum to 1. A row of zeros becomes uniform.
 
     Args:
-        attentions: A of each layer, (batch, tokens, tokens).
-        prefix_tokens: the number of tokens before the patches.
+        attentions: the attention A of each layer, first to last, (batch, tokens, tokens), with rows
+            that sum to 1. There must be at least one layer.
+        prefix_tokens: the number of tokens before the patches. The class token comes first, and
+            register tokens may follow.
 
     Returns:
-        The patches' shares, (batch, patches).
+        The share of each patch, (batch, patches).
     """
     # Only the class token's row is needed. From the last layer backwards each layer then costs one
     # product of a vector and a matrix; the usual rollout multiplies two matrices
@@ -160,11 +167,18 @@ def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
 
 
 def scaled_maps(maps: Tensor, scale: str) -> Tensor:
-    """Scale rollout maps (..., cells) for the distillation loss of FedEvPrompt (eq. 7).
+    """Scale rollout maps for the distillation loss of FedEvPrompt (eq. 7).
 
-    A rollout map says how much a network attends to each patch of an image, and sums to 1. The
-    scale "sum" leaves the maps unchanged. "byte" makes the maximum of each map 255, and "max" makes
-    it 1.
+    A rollout map says how much a network attends to each patch of an image.
+
+    Args:
+        maps: the maps, (..., cells), each of which sums to 1.
+        scale: ``sum`` leaves the maps unchanged. ``byte`` makes the maximum of each map 255.
+            ``max`` makes it 1, and so does any other name. If a maximum is 0, ``max`` and ``byte``
+            give NaN.
+
+    Returns:
+        The scaled maps, (..., cells).
     """
     # The paper does not say the scale, but its lambda depends on the scale
     if scale == "sum":
@@ -197,13 +211,20 @@ class BufferMoments:
 
 
 def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> BufferMoments:
-    """Summarise other sites' rollout maps of each class by their number, mean and spread.
+    """Summarise other sites' rollout maps of each class, as ``distillation_loss`` needs them.
 
-    A rollout map says how much a network attends to each patch of an image. The spread is the mean
-    squared distance between a map and the mean map, at image resolution. A class without maps gets
-    zeros.
+    A rollout map says how much a network attends to each patch of an image. For each class, the
+    result has the number of maps, the mean map and the spread. The spread is the mean of |U (a -
+    mean)|^2 over the maps a, where U upsamples to image resolution. A class without maps gets 0 for
+    all three.
 
-    ``maps`` is class -> (n, cells), and ``gram`` comes from ``upsampling_gram``.
+    Args:
+        maps: class -> maps (n, cells). A class may be missing or have no maps.
+        classes: the number of classes.
+        gram: U^T U, (cells, cells), from ``upsampling_gram``.
+
+    Returns:
+        The summary, in float64.
     """
     counts = torch.zeros(classes, dtype=torch.float64)
     means = torch.zeros(classes, len(gram), dtype=torch.float64)
@@ -222,13 +243,21 @@ def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> Bu
 def distillation_loss(
     maps: Tensor, labels: Tensor, moments: BufferMoments, per_site: int
 ) -> Tensor:
-    """Compute FedEvPrompt's distillation loss (eq. 7), the distance to other sites' maps.
+    """Compute FedEvPrompt's distillation loss (eq. 7), which pulls maps towards other sites' maps.
 
-    A sample's loss sums the squared distances between its map and the other sites' maps of its
-    class, divided by ``per_site``. Without such maps it is 0. The result is the batch mean.
+    A rollout map says how much a network attends to each patch of an image. A sample's loss sums
+    the squared distances at image resolution between its map and the other sites' maps of its
+    class, divided by ``per_site``. Without such maps the loss is 0, and the sample still counts in
+    the mean.
 
-    ``maps`` (batch, cells) say how much a network attends to each patch. ``moments`` summarise
-    other sites' maps.
+    Args:
+        maps: rollout maps of the batch, (batch, cells), which get gradients.
+        labels: class of each sample, (batch,) int64.
+        moments: the summary of the other sites' maps, from ``buffer_moments``.
+        per_site: the largest number of maps per class that a site sends, M in the paper.
+
+    Returns:
+        The mean loss of the batch, a scalar.
     """
     # Upsampling U is linear, so |U(a - b)|^2 = (a - b)^T U^T U (a - b), and over n maps b_j
     #   sum_j |U(a - b_j)|^2 = n (|U(a - mean)|^2 + mean |U b_j|^2 - |U mean|^2).

@@ -40,11 +40,12 @@ class ClassTargets(nn.Module):
 def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
     """Select the classes with enough samples for their mean to leave a site.
 
-    A mean over few samples nearly reveals one of them.
+    A mean over few samples nearly reveals one of them. Server and site both apply this rule, so the
+    server knows which means to expect.
 
     Args:
         counts: the number of training samples of each class, from class 0.
-        min_samples: the fewest samples of a selected class, at least 1.
+        min_samples: the fewest samples of a class, at least 1.
 
     Returns:
         Class -> number of samples, for each selected class.
@@ -61,11 +62,19 @@ def class_targets(
 ) -> ClassTargets | None:
     """Read the target vector of each class from arrays that the server sent.
 
-    ``arrays`` has vectors (size,) by name, ``<prefix><class>``, with classes from 0. A class
-    without an array gets zeros and is marked as unknown. Without any array the result is None.
+    Args:
+        arrays: vectors (size,) by name, ``<prefix><class>``. Classes may be missing.
+        prefix: the start of each name.
+        classes: the number of classes, which are numbered from 0.
+        size: the length of a vector.
+
+    Returns:
+        The targets. A class without an array gets zeros and is marked as unknown. The result is
+        None if ``arrays`` is empty.
 
     Raises:
-        SiteError: a name or shape is wrong, or a value is not finite.
+        SiteError: a name is not ``<prefix><class>`` for one of the classes, an array's shape is not
+            (size,), or an array has a value that is not finite.
     """
     values, known = torch.zeros(classes, size), torch.zeros(classes, dtype=torch.bool)
     names = {f"{prefix}{label}": label for label in range(classes)}
@@ -116,14 +125,15 @@ def matching_loss(
 ) -> Tensor:
     """Compute a loss that pulls samples' vectors towards the target vectors of their classes.
 
-    A sample's error is the mean squared difference of the two vectors. Without a target the error
-    is 0, but still counts.
+    A sample's error is the mean squared difference over the coordinates of its vector, computed in
+    float32. If the sample's class has no target, the error is 0 and is still passed to ``mean``.
 
     Args:
-        values: the samples' vectors, (batch, d).
-        labels: the samples' classes, (batch,).
-        targets: the classes' vectors.
-        mean: maps the errors, (batch,), to the loss.
+        values: the samples' vectors, (batch, d), which get gradients.
+        labels: the class of each sample, (batch,) int64.
+        targets: the target vectors, (classes, d), and which classes have one.
+        mean: maps the samples' errors, (batch,), to the result. By default this is their mean, a
+            scalar.
     """
     # Such a sample still counts in the mean. Otherwise the remaining samples of its batch would
     # weigh more than in torch's mse_loss

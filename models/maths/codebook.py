@@ -26,15 +26,18 @@ class Discretised:
 def nearest_codewords(tokens: Tensor, codebook: Tensor, segments: int = 1) -> Discretised:
     """Replace each segment of each token by the nearest codeword in L2 (UEFL, eq. 4).
 
-    A segment is an equal part of a token's channels. Only the codebook gets gradients.
+    A segment is one of ``segments`` equal parts of a token's c channels. If several codewords are
+    equally near, the one with the lowest index is taken. The resulting codewords pass gradients to
+    the codebook, but not to the tokens.
 
     Args:
-        tokens: (batch, l, c).
-        codebook: the n codewords, (n, c / segments).
-        segments: a divisor of c.
+        tokens: an encoder's output of l tokens per image, (batch, l, c).
+        codebook: the n codewords, (n, c / segments), which all segments share.
+        segments: the number of segments, which the caller must choose so that it divides c.
 
     Returns:
-        Indices (batch, l, segments), and codewords (batch, l, c).
+        The indices of the codewords, (batch, l, segments), and the codewords, joined to tokens
+        again, (batch, l, c).
     """
     batch, length, channels = tokens.shape
     parts = tokens.reshape(-1, channels // segments)
@@ -62,8 +65,9 @@ def codebook_loss(
     """Compute UEFL's codebook loss (eq. 6), a scalar, from tokens and their nearest codewords.
 
     The loss is a weighted sum of two terms. Each is the mean squared difference between ``tokens``
-    and ``codewords``. The codebook term gives gradients only to the codewords. The commitment term
-    gives gradients only to the tokens.
+    and ``codewords``, tensors of the same shape. The codebook term, weighted by
+    ``codebook_weight``, gives gradients only to the codewords. The commitment term, weighted by
+    ``commitment_weight``, gives gradients only to the tokens.
     """
     # Each term moves one side only, because the other side is detached
     pull_codewords = nn.functional.mse_loss(codewords, tokens.detach())

@@ -93,9 +93,12 @@ class RiskSets:
     def tied_shares(self, ties: Ties) -> Floats:
         """Compute the share of the tied patients that each event leaves out of its risk set.
 
-        Tied patients have their event at the same time. Of d tied events, Efron's method leaves out
-        0 at the first, 1 / d at the second, and so on. Breslow's method leaves out none. The
-        result, (events,), has the order of ``dying``.
+        Tied patients have their event at the same time. Efron's method treats d tied events as if
+        they followed each other. The first leaves out none of the tied patients, the second 1 / d
+        of them, the third 2 / d. Breslow's method always leaves out none.
+
+        Returns:
+            The share for each event, (events,), in the order of the attribute ``dying``.
         """
         shares = np.zeros(len(self.dying))
         if ties == "breslow":
@@ -119,12 +122,14 @@ class CoxSums:
 def cox_sums(x: Floats, follow_up: FollowUp, beta: Floats) -> CoxSums:
     """Compute one hospital's log partial likelihood at ``beta``, its gradient and its Hessian.
 
-    An event compares its patient with all who are still at risk. ``follow_up.ties`` selects the
-    method for events at the same time. The Hessian is minus the second derivatives.
+    Each event compares its patient with all patients of the hospital who are still at risk.
+    ``follow_up.ties`` selects Efron's or Breslow's method for events at the same time. The Hessian
+    is minus the second derivatives. Adding the results of several hospitals gives a model
+    stratified by hospital.
 
     Args:
-        x: the patients' columns, (n, k), without an intercept.
-        follow_up: their times and events.
+        x: the patients' columns, (n, k), without an intercept, which would cancel.
+        follow_up: times and events of these n patients.
         beta: the coefficients, (k,).
     """
     sets = follow_up.risk_sets()
@@ -146,11 +151,23 @@ def cox_sums(x: Floats, follow_up: FollowUp, beta: Floats) -> CoxSums:
 
 
 def risks_and_residuals(x: Floats, follow_up: FollowUp, beta: Floats) -> tuple[Floats, Floats]:
-    """Compute each patient's Hessian weight and martingale residual, (n,) each, in Cox's model.
+    """Compute each patient's Hessian weight and martingale residual in Cox's model.
 
-    Among all at risk at an event, a patient has a probability p of having it. The weight sums p (1
-    - p) over the events. The residual is the patient's own event, 0 or 1, minus the sum of p. Ties
-    count by Breslow's method.
+    At each event, a patient at risk has a probability p of being the one with the event. It is
+    exp(x beta), divided by the sum of exp(x beta) over all patients at risk.
+
+    - The weight sums p (1 - p) over the events at which the patient is at risk.
+    - The residual is the patient's event indicator, 0 or 1, minus the sum of p over those events.
+
+    Events at the same time count by Breslow's method, whatever ``follow_up.ties`` is.
+
+    Args:
+        x: the patients' columns, (n, k).
+        follow_up: times and events of these n patients.
+        beta: the coefficients, (k,).
+
+    Returns:
+        The weights and the residuals, (n,) each.
     """
     sets = follow_up.risk_sets()
     _, weights = _relative_hazards(x, beta)
@@ -163,10 +180,14 @@ def risks_and_residuals(x: Floats, follow_up: FollowUp, beta: Floats) -> tuple[F
 
 
 def _relative_hazards(x: Floats, beta: Floats) -> tuple[Floats, Floats]:
-    """Compute each patient's log hazard and hazard, (n,), shifted so that exp cannot overflow.
+    """Compute each patient's log hazard and hazard, shifted so that exp cannot overflow.
 
-    The log hazard is x beta minus the largest x beta, and at least -300. The hazard is its
-    exponential.
+    The log hazard is x beta. One shift for all patients makes the largest log hazard 0, which
+    changes no partial likelihood. After the shift, log hazards below -300 are raised to -300. The
+    hazard is the exponential of the result.
+
+    Returns:
+        The log hazards and the hazards, (n,) each.
     """
     eta = x @ beta
     eta = np.maximum(eta - eta.max(initial=-np.inf), -_MOST_DISTANCE)
@@ -174,10 +195,18 @@ def _relative_hazards(x: Floats, beta: Floats) -> tuple[Floats, Floats]:
 
 
 def _total_risks(sets: RiskSets, weights: Floats, total: Floats, shares: Floats) -> Floats:
-    """Compute each patient's expected number of events, (n,), as a sum over the events.
+    """Compute each patient's expected number of events, (n,): the sum of a probability per event.
 
-    While at risk, a patient adds its hazard divided by the total hazard at risk. ``weights`` are
-    the hazards. At the patient's own event time, the part in ``shares`` is left out.
+    At one event, the probability is the patient's hazard divided by the total hazard at risk. It is
+    0 for patients who are no longer at risk. It is multiplied by 1 minus the event's entry of
+    ``shares`` for tied patients, whose event is at the same time.
+
+    Args:
+        sets: the risk sets.
+        weights: the patients' hazards, (n,).
+        total: the total hazard of the patients at risk at each event, (events,).
+        shares: the share of the tied patients that each event leaves out, (events,), from
+            ``tied_shares``.
     """
     places = sets.places[sets.dying]
     each = np.bincount(places, 1 / total, minlength=len(sets.deaths))

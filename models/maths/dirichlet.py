@@ -23,14 +23,17 @@ def evidence_of(logits: Tensor, kind: str = "softplus") -> Tensor:
 def skewed_prior(counts: Tensor) -> Tensor:
     """Compute FedEvPrompt's prior weights of the classes (eq. 3), larger for rare classes.
 
-    A class with N_k of N samples gets K / (K - 1) * (1 - N_k / N), at least 0.01. The weights are
-    then scaled to sum to K.
+    The weight of class k is W_k = K / (K - 1) * (1 - N_k / N). Weights below ``PRIOR_FLOOR`` (0.01)
+    are raised to it. Then all weights are scaled to sum to K.
 
     Args:
-        counts: N_k of each of the K classes.
+        counts: the number of samples N_k of each of the K classes, (K,). N is their sum.
+
+    Returns:
+        The weights, (K,) float32.
 
     Raises:
-        SettingError: fewer than two classes, or no samples.
+        SettingError: there are fewer than two classes, or all counts are 0.
     """
     classes, total = len(counts), counts.sum().item()
     if classes < 2 or total <= 0:
@@ -45,10 +48,11 @@ def skewed_prior(counts: Tensor) -> Tensor:
 
 
 def vacuity(alpha: Tensor) -> Tensor:
-    """Compute the vacuity K / S, (...), which says how much evidence a prediction lacks.
+    """Compute the vacuity u = K / S, (...), which says how much evidence a prediction lacks.
 
     ``alpha`` (..., K) are the parameters of Dirichlet distributions over K classes, and S is their
-    sum. The vacuity is 1 without evidence, and falls towards 0 as evidence grows.
+    sum over the classes. The parameters are evidence plus a prior that sums to K. So the vacuity is
+    1 without evidence, and falls towards 0 as evidence grows.
     """
     return alpha.shape[-1] / alpha.sum(dim=-1)
 
@@ -103,14 +107,15 @@ def annealing(epochs: int) -> float:
 def evidential_loss(alpha: Tensor, labels: Tensor, prior: Tensor, kl_weight: float) -> Tensor:
     """Compute the batch mean of FedEvPrompt's evidential loss (eq. 4), a scalar.
 
-    A sample's loss is ``evidential_mse`` plus ``kl_weight`` times a divergence from the prior. The
-    divergence penalises evidence for wrong classes.
+    A sample's loss is ``evidential_mse`` plus ``kl_weight`` times KL(Dir(a) || Dir(prior)). The
+    vector a equals ``alpha``, but has the prior weight at the true class. Therefore the divergence
+    penalises only evidence for wrong classes.
 
     Args:
         alpha: parameters of the Dirichlet distributions, (batch, K).
-        labels: the true classes, (batch,).
-        prior: the prior weights, (K,).
-        kl_weight: from 0 to 1.
+        labels: the true classes, (batch,) int64.
+        prior: the prior weights W, (K,).
+        kl_weight: the weight of the divergence, from 0 to 1.
     """
     targets = nn.functional.one_hot(labels, alpha.shape[-1]).to(alpha.dtype)
     # alpha~ = y W + (1 - y) alpha: the true class's evidence is replaced by the prior, so the

@@ -66,9 +66,9 @@ def pooled_tokens(maps: Tensor, side: int) -> Tensor:
 
 
 def transport_costs(u: Tensor, v: Tensor) -> Tensor:
-    """Compute the cost of moving mass between two tokens, 1 minus their cosine, from 0 to 2.
+    """Compute the cost of moving mass between tokens, 1 - cosine, from 0 to 2.
 
-    A token of zeros has the cost 1 to every token.
+    A token of zeros has cosine 0 with every token, so its cost is 1.
 
     Args:
         u: the tokens of one map, (batch, n, c).
@@ -85,15 +85,15 @@ def transport_costs(u: Tensor, v: Tensor) -> Tensor:
 def cross_masses(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Compute each token's mass from its similarity to the other map's mean token.
 
-    A mass is the inner product with that mean, at least 0, plus 0.001. Each map's masses then sum
-    to 1.
+    A token's relevance is its inner product with the other map's mean token, plus 0.001. Negative
+    products are first raised to 0. The masses are the relevances of a map, scaled to sum to 1.
 
     Args:
-        u: one map's tokens, (batch, n, c).
-        v: the other map's tokens, (batch, m, c).
+        u: tokens of the first map, (batch, n, c).
+        v: tokens of the second map, (batch, m, c).
 
     Returns:
-        The masses, (batch, n) and (batch, m).
+        The masses of ``u`` (batch, n) and of ``v`` (batch, m), float64.
     """
 
     def masses(tokens: Tensor, others: Tensor) -> Tensor:
@@ -107,18 +107,26 @@ def cross_masses(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool = False) -> Tensor:
-    """Compute the earth mover's closeness of two maps, (batch,), from -1 to 1 for equal maps.
+    """Compute the earth mover's closeness of two maps, from -1 to 1, where equal maps have 1.
 
-    It sums flow times cosine, for the cheapest flow between the maps' tokens.
+    Each token has a mass (``cross_masses``). Moving mass between two tokens costs 1 minus their
+    cosine. The closeness is the sum of flow times cosine, for the flow of least total cost that
+    moves one map's mass to the other map.
 
     Args:
-        u: one map's tokens, (batch, n, channels).
-        v: the other map's tokens.
-        solver: ``pot`` is exact. Others approximate.
-        differentiable: whether gradients reach u and v.
+        u: the student's tokens, (batch, n, channels).
+        v: the teacher's tokens, (batch, n, channels).
+        solver: ``pot`` is exact. ``sinkhorn`` adds an entropy term, and warns if it misses its
+            tolerance. ``cvxpylayers`` adds a quadratic term, 0.0005 times the squared flow.
+        differentiable: whether gradients reach u and v. It also lowers the weight of the entropy
+            term from 0.02 to 0.002.
+
+    Returns:
+        The closeness, (batch,) float64.
 
     Raises:
-        SiteError: shapes differ, or values are not finite.
+        SettingError: a map has too many tokens for ``cvxpylayers`` (``refuse_large``).
+        SiteError: the maps differ in shape, or values are not finite.
     """
     _check_maps(u, v)
     if solver == "cvxpylayers":
@@ -142,13 +150,22 @@ def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool
 
 
 def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "pot") -> Tensor:
-    """Compute the flow of least cost between two maps' tokens, (batch, n, m), for each image.
+    """Compute the flow of least cost between the tokens of two maps, for each image of a batch.
+
+    A flow x (n, m) says how much mass moves from each token of the first map to each of the second.
+    Its cost is the sum of ``costs`` * x.
 
     Args:
-        costs: the cost of moving a unit of mass between two tokens, (batch, n, m).
-        supply: the first map's masses, (batch, n).
-        demand: the second's, (batch, m), with the same total.
-        solver: ``pot`` is exact. Only ``cvxpylayers`` gives gradients.
+        costs: the cost of moving a unit of mass from one token to another, (batch, n, m).
+        supply: the mass of each token in the first map, (batch, n). Row i of x sums to entry i.
+        demand: the mass of each token in the second map, (batch, m). Column j of x sums to entry j.
+            The caller must ensure that both maps have the same total mass.
+        solver: ``pot`` is exact, and so is any unknown name. ``sinkhorn`` adds an entropy term of
+            weight 0.02, and warns if it misses its tolerance. ``cvxpylayers`` adds 0.0005 |x|^2 to
+            the cost.
+
+    Returns:
+        The flows, (batch, n, m) float64. Only the flows of ``cvxpylayers`` have gradients.
     """
     costs, supply, demand = costs.double(), supply.double(), demand.double()
     if solver == "sinkhorn":
@@ -169,13 +186,20 @@ def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "p
 
 
 def transport_cost(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "pot") -> Tensor:
-    """Compute the least cost of moving mass between two maps, (batch,), with gradients.
+    """Compute the least cost of moving mass between two maps, with gradients, for each image.
+
+    The gradients reach costs, supply and demand. Use ``optimal_flow`` where only the flow itself is
+    needed.
 
     Args:
-        costs: the cost of moving a unit of mass between two tokens, (batch, n, m).
-        supply: the first map's masses, (batch, n).
-        demand: the second map's masses, (batch, m), with the same total.
-        solver: ``pot`` is exact. Any other name selects Sinkhorn's method, which approximates.
+        costs: the cost of moving a unit of mass from one token to another, (batch, n, m).
+        supply: the sum of each row of a flow, (batch, n).
+        demand: the sum of each column, (batch, m), with the same total as ``supply``.
+        solver: ``pot`` is exact. Every other name, not only ``sinkhorn``, selects Sinkhorn's method
+            with an entropy term of weight 0.002.
+
+    Returns:
+        The costs, (batch,) float64.
     """
     costs, supply, demand = costs.double(), supply.double(), demand.double()
     if solver == "pot":
@@ -198,7 +222,14 @@ def _sinkhorn(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Solve entropy-regularised optimal transport by Sinkhorn's iterations, without gradients.
 
-    A RuntimeWarning says so if the flow's rows miss ``supply`` by more than the tolerance.
+    A RuntimeWarning says so if the row sums of any image's flow miss ``supply`` by more than the
+    tolerance, in L2 norm. The flow is returned all the same.
+
+    Args:
+        costs: the cost of moving a unit of mass from one token to another, (batch, n, m) float64.
+        supply: the sum of each row of a flow, (batch, n).
+        demand: the sum of each column, (batch, m).
+        rule: the weight of the entropy, the tolerance and the maximum number of iterations.
 
     Returns:
         The flow (batch, n, m), and the dual variables of supply (batch, n) and demand (batch, m).
@@ -235,8 +266,17 @@ def _sinkhorn(
 def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
     """Compute the flow of least cost by cvxpylayers, with gradients for all arguments.
 
-    The cost of a flow x includes 0.0005 |x|^2, because a linear program lacks usable gradients.
-    Costs and flows are (batch, n, m), ``supply`` is (batch, n), and ``demand`` (batch, m).
+    A term of 0.0005 |x|^2 is added to the cost of a flow x, because a linear program lacks usable
+    gradients. The program is solved on the CPU.
+
+    Args:
+        costs: the cost of moving a unit of mass from one token to another, (batch, n, m).
+        supply: the sum of each row of a flow, (batch, n).
+        demand: the sum of each column, (batch, m). The last entry is not used, because all other
+            sums determine it.
+
+    Returns:
+        The flows, (batch, n, m), on the device of ``costs``.
     """
     layer = _program(costs.shape[1], costs.shape[2])
     with warnings.catch_warnings():
@@ -251,9 +291,10 @@ def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
 def _program(rows: int, columns: int) -> Any:
     """Build the cvxpylayers layer that solves a smoothed transport problem.
 
-    The layer minimises <costs, x> + 0.0005 |x|^2 over flows x (rows, columns) without negative
-    entries. Rows sum to the supply and columns to the demand. The demand comes without its last
-    entry.
+    The layer minimises <c, x> + 0.0005 |x|^2 over flows x (rows, columns) without negative entries.
+    The rows of a flow sum to the supply, and its columns to the demand. The layer takes the costs
+    c, the supply and the demand. The demand comes without its last entry, which all other sums
+    determine.
     """
     import cvxpy as cp
     from cvxpylayers.torch import CvxpyLayer

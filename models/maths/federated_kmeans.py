@@ -41,11 +41,23 @@ def local_centroids(
     each: int = 1,
     min_samples: int = 1,
 ) -> Centroids:
-    """Cluster a silo's feature rows by K-means, and return the centres that may leave the silo.
+    """Cluster a silo's feature rows by K-means and return only the centres that may leave the silo.
 
-    A centre needs ``min_count`` rows and an effective number of ``min_samples`` samples. This
-    number is low if few samples make up almost the whole centre. ``features`` (n, d) has ``each``
-    consecutive rows per sample. The result may be empty.
+    Each sample contributes ``each`` consecutive rows. A centre over few samples would reveal
+    patients, so two checks apply to every cluster.
+
+    Args:
+        features: the rows to cluster, (n, d), at least one, ordered by sample.
+        clusters: the largest number of clusters, at least 1. Fewer rows give fewer clusters.
+        seed: decides K-means' first centres.
+        min_count: the fewest rows in a cluster whose centre is returned.
+        each: the number of rows that come from one sample.
+        min_samples: the smallest effective number of samples behind a centre that is returned. This
+            number is low if few samples contribute almost the whole centre. 1 switches this check
+            off.
+
+    Returns:
+        The centres float32 and the number of rows of each. Both may be empty.
     """
     fitted = _kmeans(features, None, clusters, seed)
     centres, labels = fitted.cluster_centers_, fitted.labels_
@@ -61,11 +73,20 @@ def local_centroids(
 
 
 def _effective_samples(features: FloatArray, samples: npt.NDArray[np.int64]) -> float:
-    """Compute the effective number of samples behind the mean of ``features``, (n, d).
+    """Compute the effective number of samples on which the mean of ``features`` rests.
 
-    A coordinate's number is (Σ a_i)² / Σ a_i², where a_i sums the absolute values of sample i. The
-    smallest counts, 1 if one sample contributes everything. ``samples`` (n,) gives each row's
-    sample.
+    A mean over many rows may still reveal one patient, if nearly the whole mean comes from one
+    sample. For one coordinate the number is (Σ a_i)² / Σ a_i², where a_i sums the absolute values
+    in the rows of sample i. It is n if n samples contribute equally, and 1 if one contributes
+    everything.
+
+    Args:
+        features: the rows, (n, d).
+        samples: the number of the sample to which each row belongs, (n,).
+
+    Returns:
+        The smallest number over all coordinates that are not 0 in every row. If there is no such
+        coordinate, the number of distinct samples.
     """
     owners, where = np.unique(samples, return_inverse=True)
     each = np.zeros((len(owners), features.shape[1]))
@@ -79,8 +100,13 @@ def _effective_samples(features: FloatArray, samples: npt.NDArray[np.int64]) -> 
 def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatArray:
     """Merge the silos' centroids into at most ``clusters`` centres, (k, d) float32.
 
-    K-means clusters the centroids, each weighted by its count. If there are at most ``clusters``
-    centroids, they are returned unchanged. ``seed`` decides K-means' first centres.
+    If there are more than ``clusters`` centroids, K-means clusters them, each weighted by its
+    count. Otherwise they are concatenated in the order of ``parts`` and returned unchanged.
+
+    Args:
+        parts: the centroids of each silo, for at least one silo.
+        clusters: the largest number of centres.
+        seed: decides K-means' first centres.
     """
     centres = np.concatenate([part.centres for part in parts])
     counts = np.concatenate([part.counts for part in parts])
@@ -96,10 +122,13 @@ def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatAr
 def _kmeans(
     points: FloatArray, weights: npt.NDArray[np.float64] | None, clusters: int, seed: int
 ) -> KMeans:
-    """Fit scikit-learn's K-means to ``points``, (n, d), from one start, and return the model.
+    """Fit scikit-learn's K-means from one start, in one thread, and return the fitted model.
 
-    ``weights`` (n,) are the points' weights. None weights all points equally. Fewer points than
-    ``clusters`` give fewer clusters. ``seed`` decides the first centres.
+    Args:
+        points: the points to cluster, (n, d), at least one. They are converted to float64.
+        weights: the weight of each point, (n,). None weights all points equally.
+        clusters: the number of clusters. If there are fewer points, the number of points is used.
+        seed: decides the first centres.
     """
     # Imported late, because every message imports this module, but only few need scikit-learn
     from sklearn.cluster import KMeans

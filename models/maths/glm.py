@@ -130,13 +130,14 @@ class Moments:
 def moments_of(values: Floats) -> Moments:
     """Compute the count, sum and sum of squares of each column's known values.
 
-    These moments can be added over sites, to get the means and deviations over all sites.
+    These moments can be added over sites. The totals give the means and deviations over all sites.
 
     Args:
-        values: a row for each patient, (n, columns). NaN marks a missing value, which is left out.
+        values: a row for each patient, (n, columns). NaN marks a missing value, which is left out
+            of all three moments.
 
     Returns:
-        The moments of each column, and the number of patients.
+        The three moments of each column, and the number of patients n.
     """
     missing = np.isnan(values)
     known = np.where(missing, 0.0, values)
@@ -157,14 +158,23 @@ def has_intercept(family: Family) -> bool:
 def weights_and_residuals(
     family: Family, x: Floats, y: Outcomes, beta: Floats
 ) -> tuple[Floats, Floats]:
-    """Compute each patient's weight in the Hessian and residual at ``beta``, (n,) each.
+    """Compute each patient's weight in the Hessian, and the patient's residual, at ``beta``.
 
-    The residual is the outcome minus the expected mean.
+    The residual is the outcome minus the mean, the outcome that the model expects.
 
     - Linear: the mean is x beta, and the weight is 1.
-    - Logistic: the mean is expit(x beta), and the weight is mean * (1 - mean).
-    - Poisson: both are exp(x beta).
+    - Logistic: the mean is the logistic function of x beta, and the weight is mean * (1 - mean).
+    - Poisson: the mean and the weight are exp(x beta), with x beta limited to 700.
     - Cox: see ``risks_and_residuals``.
+
+    Args:
+        family: the family of the model. It is ignored if ``y`` is a ``FollowUp``, which means Cox.
+        x: (n, k), with a first column of 1 unless the family is Cox's.
+        y: the outcomes of n patients.
+        beta: the coefficients, (k,).
+
+    Returns:
+        The weights and the residuals, (n,) each.
     """
     if isinstance(y, FollowUp):
         return risks_and_residuals(x, y, beta)
@@ -200,13 +210,15 @@ def log_likelihood(family: Family, x: Floats, y: Floats, beta: Floats) -> float:
 def sums_at(family: Family, x: Floats, y: Outcomes, beta: Floats) -> GLMSums:
     """Compute the sums over a hospital's patients that a step of Newton's method needs.
 
-    The sums include the log-likelihood, the gradient and the Hessian, minus the second derivatives.
+    The result has the log-likelihood, the number of patients, the sum of the outcomes, the gradient
+    and the Hessian. The Hessian is minus the second derivatives. For Cox's model the sum of the
+    outcomes is the number of events.
 
     Args:
-        family: the family of the model.
+        family: the family of the model. It is ignored if ``y`` is a ``FollowUp``.
         x: (n, k), with a first column of 1 unless the family is Cox's.
-        y: the outcomes. A ``FollowUp`` selects Cox's model.
-        beta: coefficients, (k,).
+        y: the outcomes of n patients. A ``FollowUp`` selects Cox's model.
+        beta: the coefficients at which the sums are computed, (k,).
     """
     if isinstance(y, FollowUp):
         cox = cox_sums(x, y, beta)
@@ -237,12 +249,17 @@ def effective_patients(values: Floats) -> float:
 def start_from(family: Family, moments: Moments, size: int) -> Floats:
     """Return the coefficients from which Newton's method starts, (size,).
 
-    All are 0, except the intercept, which comes first, in two families:
+    - Logistic: the intercept is the log odds of the mean outcome. Outcomes must include 0 and 1.
+    - Poisson: the intercept is the logarithm of the mean outcome, which must be above 0.
+    - Linear and Cox: all coefficients are 0.
 
-    - Logistic: the log odds of the mean outcome. Outcomes must include 0 and 1.
-    - Poisson: the logarithm of the mean outcome, which must be above 0.
+    The intercept comes first, and all other coefficients are 0. The two conditions are not checked
+    here.
 
-    ``moments`` cover all patients, with the outcome as column 0.
+    Args:
+        family: the family of the model.
+        moments: the moments over all patients. Column 0 is the outcome.
+        size: the number of coefficients.
     """
     beta, mean = np.zeros(size), float(moments.means()[0])
     if family == "logistic":
@@ -255,8 +272,9 @@ def start_from(family: Family, moments: Moments, size: int) -> Floats:
 def find_redundant(hessian: Floats) -> list[int]:
     """Find the columns that are linear combinations of earlier columns.
 
-    A column is redundant if the earlier columns leave less than 1e-7 of its weighted sum of squares
-    unexplained. With an intercept as column 0, a constant column is redundant.
+    A column is redundant if the earlier columns that are not redundant leave less than 1e-7 of its
+    sum of squares unexplained. The squares are the Hessian's, so they carry its weights. With an
+    intercept as column 0, a constant column is redundant.
 
     Returns:
         The indices of the redundant columns, in rising order.
@@ -277,18 +295,24 @@ def find_redundant(hessian: Floats) -> list[int]:
 def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple[Floats, Floats]:
     """Fit a model to the patients of only one hospital, by Newton's method.
 
+    The fit has converged if a step changes every coefficient by less than 1e-9 * (1 + m), where m
+    is the largest absolute coefficient after the step. The fit fails in two cases: a coefficient
+    other than the intercept exceeds 12 in absolute value (not in a linear model), or ``rounds``
+    steps are not enough.
+
     Args:
         family: the family of the model.
         x: (n, k), with a first column of 1 unless the family is Cox's.
-        y: the outcomes.
-        rounds: the most steps.
+        y: the outcomes of n patients.
+        rounds: the maximum number of steps.
 
     Returns:
-        The coefficients (k,) and covariance (k, k).
+        The coefficients (k,) and their covariance (k, k).
 
     Raises:
-        UndeterminedError: the data determine no fit.
-        LinAlgError: the Hessian becomes singular.
+        UndeterminedError: the outcomes are all alike, Cox's model has no event, a column is
+            redundant, or the fit fails.
+        LinAlgError: the Hessian becomes singular during the steps.
     """
     sums = sums_at(family, x, y, np.zeros(x.shape[1]))
     if isinstance(y, FollowUp):

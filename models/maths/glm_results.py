@@ -73,10 +73,25 @@ class Fitted:
 def results_document(fitted: Fitted, units: Units) -> dict[str, Any]:
     """Build the content of fit.json: the results of a regression over all sites.
 
-    The keys are 'family', 'patients', 'log-likelihood', 'aic' and 'coefficients', with 'events' for
-    logistic and Cox's models. If each site was also fitted alone, 'heterogeneity' compares the
-    sites' coefficients and 'sites-without-fit' names the failed sites. ``units`` converts the
-    results to the columns' original units.
+    Args:
+        fitted: the regression, with coefficients of standardised columns.
+        units: the centres and deviations of the columns, which convert the results to the columns'
+            original units.
+
+    Returns:
+        JSON values by key:
+
+        - 'family': the family of the model.
+        - 'patients': the number of patients.
+        - 'events': the number of events, only in logistic and Cox's models.
+        - 'log-likelihood': the log-likelihood of the fit.
+        - 'aic': 2 k - 2 log-likelihood, for k coefficients.
+        - 'coefficients': one row per coefficient, with its estimate, error and interval.
+
+        Two keys follow only if each site was also fitted alone:
+
+        - 'heterogeneity': one row per column, which compares the sites' coefficients.
+        - 'sites-without-fit': the names of the sites whose fit failed.
     """
     sums, size = fitted.sums, len(fitted.beta)
     likelihood = _log_likelihood(fitted, units)
@@ -98,8 +113,10 @@ def results_document(fitted: Fitted, units: Units) -> dict[str, Any]:
 def _log_likelihood(fitted: Fitted, units: Units) -> float:
     """Return the log-likelihood of a fit, for the outcome in its original unit.
 
-    A linear fit used a standardised outcome, so its value is computed anew, with the most likely
-    residual variance. All other families keep their value, which is partial for Cox.
+    - Linear: the fit used a standardised outcome, so the result is converted. It is the Gaussian
+      log-likelihood with the residual variance that maximises it.
+    - Logistic and Poisson: the log-likelihood of the fit, unchanged.
+    - Cox: the log partial likelihood, unchanged.
     """
     sums = fitted.sums
     if fitted.family != "linear":
@@ -113,9 +130,15 @@ def _log_likelihood(fitted: Fitted, units: Units) -> float:
 def _coefficients(fitted: Fitted, units: Units) -> Iterator[dict[str, Any]]:
     """Yield a row for each coefficient, converted to the columns' original units.
 
-    'p' is two-sided, and 'low' to 'high' is the 95 % interval. Linear models use the t
-    distribution, others the normal one. These others also have exponentials, such as
-    'ratio-estimate'.
+    The keys of a row are:
+
+    - 'name', 'estimate' and 'standard-error'.
+    - 'statistic': 'estimate' divided by 'standard-error'.
+    - 'p', the two-sided p value, and 'low' and 'high', the ends of the 95 % interval. A linear
+      model with n patients and k coefficients takes them from the t distribution with n - k degrees
+      of freedom. All other models take them from the normal distribution.
+    - 'ratio-estimate', 'ratio-low' and 'ratio-high': the exponentials of 'estimate', 'low' and
+      'high'. A linear model lacks them.
     """
     matrix, sums = units.transformation(), fitted.sums
     beta = matrix @ fitted.beta
@@ -152,10 +175,14 @@ def _ratio(value: float) -> float:
 
 
 def _heterogeneity(fitted: Fitted, units: Units) -> Iterator[dict[str, Any]]:
-    """Yield a row for each column, except the intercept, to compare the fits to single sites.
+    """Yield a row for each column, to compare the coefficients of fits to single sites.
 
-    Under 'sites', a row has each fitted site's 'estimate' and 'standard-error', in the original
-    unit. The results of ``combine_effects`` follow if at least two sites have a fit.
+    The intercept has no row. The keys of a row, in the column's original unit, are:
+
+    - 'name': the name of the column.
+    - 'sites': site -> 'estimate' and 'standard-error', only for sites whose fit succeeded.
+    - The results of the meta-analysis ``combine_effects``, such as 'fixed' and 'tau-squared', if at
+      least two sites have a fit.
     """
     first = int(units.has_intercept)
     for place in range(first, len(fitted.names)):

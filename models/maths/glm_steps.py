@@ -107,12 +107,26 @@ def first_progress(model: FittedModel) -> FitProgress:
 def next_progress(model: FittedModel, progress: P, vector: Floats | None) -> P:
     """Advance a regression by one round, and decide which sums the hospitals compute next.
 
-    ``vector`` is the total of their answers. It holds the columns' moments while ``progress.beta``
-    is empty, and then the sums. None means that a hospital clipped its numbers. The round is then
-    repeated with a larger ``scale``.
+    The hospitals' answer, ``vector``, is one of three kinds:
+
+    - None, if a hospital had to clip its numbers. The same sums are asked for again, divided by a
+      16 times larger ``scale``.
+    - The columns' moments, while ``progress.beta`` is empty. They give better units or, if the
+      units are good enough, the first coefficients. A unit is a column's centre and deviation.
+    - The sums at the coefficients ``progress.beta``. They give a step of Newton's method.
+
+    Args:
+        model: the family and the columns.
+        progress: the state of the regression, with which the hospitals computed their sums.
+        vector: the total over all hospitals, as ``Moments.vector`` or ``GLMSums.vector``, or None.
+
+    Returns:
+        The next state. If its ``sums`` are not empty, the fit has converged.
 
     Raises:
-        FitError: the data determine no regression.
+        FitError: the data determine no regression, for example because outcomes are all alike,
+            columns are collinear or a coefficient grows without end. The sums may also be too large
+            to send.
     """
     if vector is None:
         if progress.scale > _MOST_RESCALED:
@@ -132,13 +146,14 @@ def next_progress(model: FittedModel, progress: P, vector: Floats | None) -> P:
 def differs(asked: FitProgress, expected: FitProgress, vector: Floats | None) -> bool:
     """Tell whether the server asks for other sums than expected, by more than rounding.
 
-    Centres, deviations and ``scale`` must be equal. Coefficients may differ by a rounding error,
-    whose size follows from the Hessian in ``vector``. NaN counts as a difference.
+    Centres, deviations and ``scale`` must be equal. The coefficients may differ by a vector d if
+    each element of H d is at most 1e-12 * r * (1 + b). Here r is the largest row sum of |H|, and b
+    is the largest absolute expected coefficient. NaN counts as a difference.
 
     Args:
-        asked: the server's state.
-        expected: the state that a hospital worked out.
-        vector: the last total, or None.
+        asked: the server's state of the regression.
+        expected: the state that a hospital worked out from the last total.
+        vector: the last total, which contains the Hessian H. If None, H is the identity.
     """
     ours, theirs = np.array(expected.beta), np.array(asked.beta)
     exact = [(asked.centers, expected.centers), (asked.deviations, expected.deviations)]
@@ -158,8 +173,22 @@ def differs(asked: FitProgress, expected: FitProgress, vector: Floats | None) ->
 def _find_units(model: FittedModel, progress: P, moments: Moments) -> P:
     """Choose new units or, if the current units are good enough, the first coefficients.
 
-    In a good unit, a column's mean is within 10 of 0 and its deviation within 0.1 to 10. A FitError
-    tells of outcomes all alike or a constant column.
+    A unit is the centre and deviation by which a column is standardised. It is good enough if the
+    column, in this unit, has a mean between -10 and 10 and a deviation between 0.1 and 10. In a
+    linear model this applies to the outcome too. New units are chosen at least once and at most
+    four times.
+
+    Args:
+        model: the family and the columns.
+        progress: the state of the regression, with the current units.
+        moments: the moments of outcome and columns over all sites, in the current units.
+
+    Returns:
+        The next state of the regression. The hospitals send moments again if it has new units.
+
+    Raises:
+        FitError: the outcomes are too alike (``one_outcome_fault``), or the fourth unit of a column
+            is not good enough, so the column counts as constant.
     """
     means, deviations = moments.means(), moments.deviations()
     sizes = np.sqrt(moments.squares / np.maximum(moments.known, 1.0))
@@ -191,10 +220,23 @@ def _find_units(model: FittedModel, progress: P, moments: Moments) -> P:
 
 
 def _step(model: FittedModel, progress: P, sums: GLMSums) -> P:
-    """Take a step of Newton's method to maximise the objective, or halve the last step.
+    """Take a step of Newton's method, or halve the last step if it was too long.
 
-    A last step that lowered the objective is halved, except for rounding errors. The result has
-    ``sums`` once a step barely changes the coefficients. A FitError says that no step is possible.
+    The last step was too long if it lowered the objective by more than rounding. Otherwise a full
+    step follows. The fit has converged if the full step changes every coefficient by less than 1e-8
+    * (1 + m), where m is the largest absolute coefficient after the step.
+
+    Args:
+        model: the family and the columns.
+        progress: the state of the regression, with the current coefficients.
+        sums: the sums over all patients at these coefficients.
+
+    Returns:
+        The state with the new coefficients. If the fit has converged, it also has ``sums``.
+
+    Raises:
+        FitError: the Hessian is singular, or a coefficient other than the intercept exceeds 12 in
+            absolute value. The second rule does not apply to linear models.
     """
     beta = np.array(progress.beta)
     # Near the optimum, rounding alone may lower the objective; no step is halved for that
@@ -225,9 +267,14 @@ def _refuse(fault: str) -> None:
 def one_outcome_fault(family: Family, moments: Moments) -> str:
     """Describe why the outcomes rule out a regression, or return an empty string.
 
-    A logistic model needs patients with each of the two outcomes. A Poisson model needs a count
-    above 0, and Cox's model needs an event. A linear model always gives an empty string.
-    ``moments`` cover all patients, with the outcome as column 0.
+    - A logistic model needs patients with each of the two outcomes.
+    - A Poisson model needs at least one count above 0.
+    - Cox's model needs at least one event.
+    - A linear model always gives an empty string.
+
+    Args:
+        family: the family of the regression.
+        moments: the moments over all patients, with the outcome as column 0.
     """
     total, patients = moments.totals[0], moments.patients
     if family == "logistic" and not 0.5 < total < patients - 0.5:
@@ -279,11 +326,20 @@ def redundant_fault(names: Sequence[str], hessian: Floats) -> str:
 
 
 def endless_fault(family: Family, names: Sequence[str], beta: Floats) -> str:
-    """Describe a fit whose coefficients grow without end, or return an empty string.
+    """Describe a fit whose coefficients grow without end, because a column separates the outcomes.
 
-    Coefficients grow without end if a column separates the outcomes. The sign is an absolute value
-    above 12, for standardised columns. The intercept and linear models are not checked. The result
-    names the largest coefficient, for an error.
+    A coefficient grows without end if its absolute value is above 12 (``LARGEST``). On columns of
+    deviation 1, Newton's method gets beyond it only if the outcomes are separated. The intercept is
+    not checked, and linear models are not checked.
+
+    Args:
+        family: the family of the model.
+        names: the coefficients' names, the intercept's first if there is one.
+        beta: the coefficients of standardised columns, (k,).
+
+    Returns:
+        One line for the error, which names the largest coefficient. An empty string if none is too
+        large.
     """
     first = int(has_intercept(family))
     sizes = np.abs(beta[first:])

@@ -28,9 +28,14 @@ class PixelLoss:
 def soft_dice_loss(logits: Tensor, masks: Tensor) -> Tensor:
     """Compute the soft Dice loss of a batch of masks, a scalar.
 
-    A class's loss is 1 - (2 sum p t + 1) / (sum p + sum t + 1) over all pixels, with its
-    probability p and its true mask t. The mean leaves out class 0, the background. ``logits`` are
-    (batch, classes, h, w).
+    Dice measures the overlap of two masks. Here p is the softmax of the logits, and t is 1 for a
+    class's true pixels and 0 elsewhere. The loss of a class is 1 - (2 sum p t + 1) / (sum p + sum t
+    + 1), with sums over all pixels of the batch. The result is the mean over all classes but the
+    background.
+
+    Args:
+        logits: (batch, classes, h, w), with at least two classes.
+        masks: the class of each pixel, (batch, h, w). 0 is the background.
     """
     # A catheter covers a few per cent of the pixels, so cross-entropy alone is near its
     # minimum if all pixels are called background. Dice is summed over the batch, because for one

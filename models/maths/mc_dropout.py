@@ -43,13 +43,15 @@ def mc_dropout_mean(
 ) -> Tensor:
     """Average predictions over ``passes`` passes with random dropout, (batch, ...) float64.
 
-    Call it inside ``only_dropout_active``, which switches dropout on.
+    Call it inside ``only_dropout_active``, which switches dropout on. To get repeatable dropout
+    masks, call it also inside ``fedsilo.core.seeding.seed_generators``.
 
     Args:
-        classify: maps features to the network's outputs, with all its dropout layers.
+        classify: maps features to the network's outputs, (batch, ...). All dropout layers must be
+            in this part of the network.
         features: (batch, ...).
         passes: the number of passes, at least 1.
-        predict: maps outputs to predictions, such as class probabilities.
+        predict: maps outputs to predictions (``Task.predict``), such as class probabilities.
     """
     total = predict(classify(features).float()).double()
     for _ in range(passes - 1):

@@ -45,13 +45,18 @@ class CombinedEffects:
 def combine_effects(estimates: Sequence[float], errors: Sequence[float]) -> CombinedEffects:
     """Combine one coefficient's estimates from at least two hospitals, by a meta-analysis.
 
-    The fixed effect weights each estimate by 1 / v, where v is its variance. The random effect uses
-    1 / (v + tau²), with DerSimonian and Laird's tau² between hospitals. Cochran's Q tests whether
-    the hospitals differ.
+    The fixed effect weights each estimate by 1 / v, where v is its variance. The random effect
+    weights it by 1 / (v + tau²). Here tau² is the variance between hospitals by DerSimonian and
+    Laird, at least 0. Cochran's Q tests whether the hospitals differ, against a chi-squared
+    distribution.
 
     Args:
         estimates: the coefficient at each hospital.
-        errors: their standard errors.
+        errors: the standard error of each estimate, above 0.
+
+    Returns:
+        The number of hospitals, the two effects with their standard errors, Q with its p value,
+        tau² and I².
     """
     values, variances = np.asarray(estimates), np.square(np.asarray(errors))
     weights = 1 / variances

@@ -16,12 +16,17 @@ _LEAST = 2  # samples in a step, because batch norm has no variance over one sam
 def check_pace(settings: CommonSettings) -> None:
     """Check the settings that decide the length of a round, and 'train.micro-batch'.
 
-    A round has 'train.pace' steps if 'train.epoch-steps' is above 0. If it is 0,
-    'train.local-epochs' or 'train.local-steps' decides.
+    If 'train.epoch-steps' is above 0, it is the number of optimiser steps in an epoch, and a round
+    has 'train.pace' of them. If it is 0, 'train.local-epochs' or 'train.local-steps' decides.
 
     Raises:
-        SettingError: settings of both kinds are set, 'train.pace' does not divide
-            'train.epoch-steps', or 'train.micro-batch' is 1.
+        SettingError: in one of these cases:
+
+            - 'train.micro-batch' is 1, for which batch norm has no variance.
+            - 'train.epoch-steps' is 0, but 'train.pace' is not its default.
+            - 'train.epoch-steps' is above 0, but 'train.local-epochs', 'train.local-steps' or
+              'train.batch-size' is not its default.
+            - 'train.pace' does not divide 'train.epoch-steps'.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)
     if settings.micro_batch == 1:

@@ -86,9 +86,14 @@ class UnlikeColumn:
     def sentence(self, others: str, title: str = "") -> str:
         """Describe the difference in one line that ends by asking whether the unit differs.
 
-        An example is "column 'chol': mean 5.2 at site b, 201 at the other sites: is it in another
-        unit (cholesterol in mg/dl against mmol/l)?". ``others`` gives the words "at the other
-        sites". ``title`` replaces "column 'chol'" unless it is empty.
+        An example for 'b' is "column 'chol': mean 5.2 at site b, 201 at the other sites: is it in
+        another unit (cholesterol in mg/dl against mmol/l)?". Means are rounded to three significant
+        digits. The words "at site b" are left out if ``site`` is empty.
+
+        Args:
+            others: the origin of the other mean, in words such as "at the other sites".
+            title: the words for the column. If empty, they are "column" and the name, of which at
+                most 80 characters are shown.
         """
         where = ""
         if self.site:
@@ -105,8 +110,9 @@ class UnlikeColumn:
     def relation(self) -> str:
         """Describe in words how the site's mean compares with the other mean, without numbers.
 
-        The words are "less than a fifth of" or "more than five times", by absolute values. Between
-        these they are "far from". Numbers could reveal a count.
+        Let r be the ratio of the two absolute means. The words are "far from" if r is between 1/5
+        and 5. Otherwise they are "less than a fifth of" or "more than five times". Numbers would
+        reveal a count if a column has only few different values.
         """
         if _ratio(self.mean, self.others) < _FACTOR:
             return "far from"
@@ -120,13 +126,21 @@ def compare_sites(
 ) -> list[UnlikeColumn]:
     """Find the columns whose values at one site are so unusual that their unit may differ.
 
-    Each site is compared with the other site of median mean. Categories and columns of only 0 and 1
-    are skipped.
+    Each site is compared with the other site that has the median mean among all other sites. Of two
+    sites in the middle, the nearer one is taken. If only two sites have enough values, only the
+    first by name is compared. ``_is_unlike`` decides by means, deviations and known changes of
+    unit.
+
+    Levels of a category are skipped. Columns of only 0 and 1 are skipped too.
 
     Args:
-        features: the names of the columns.
-        sums: site -> sums over its training rows.
-        floor: the fewest known values.
+        features: names of the table's features.
+        sums: site -> sums over its training rows, (features,) each.
+        floor: the smallest number of known values in a column for which a site is compared. 0
+            counts as 1.
+
+    Returns:
+        The unlike columns, in the order of ``features``, then by site.
     """
     found: list[UnlikeColumn] = []
     for place, feature in enumerate(features):
@@ -143,8 +157,9 @@ def compare_sites(
 def _compare_spreads(column: str, spreads: Mapping[str, Spread]) -> Iterator[UnlikeColumn]:
     """Yield each site whose values in a column are unlike those of a typical other site.
 
-    The typical site has the median mean among the other sites. Of two sites, only the first is
-    compared. ``spreads`` is site -> mean and deviation.
+    The typical site has the median mean among the other sites. ``_is_unlike`` compares the two. Of
+    two sites, only the first is compared. A single site is not compared. ``spreads`` is site ->
+    mean and deviation.
     """
     compared = list(spreads)
     if len(spreads) == 2:
@@ -173,16 +188,21 @@ def compare_with(
 ) -> list[UnlikeColumn]:
     """Find the columns whose values at a site are unlike pooled or declared statistics.
 
-    Categories and most columns of only 0 and 1 are skipped.
+    ``_is_unlike`` decides by means, deviations and known changes of unit. Three kinds of columns
+    are skipped:
+
+    - Levels of a category, whose names have '='.
+    - Columns with fewer known values than ``floor``, and columns without any.
+    - Columns of only 0 and 1 at this site, if the mean to compare with is from 0 to 1.
 
     Args:
-        features: the names of the columns.
-        own: sums over the site's training rows.
-        others: the means and deviations to compare with.
-        floor: the fewest known values.
+        features: names of the table's features.
+        own: sums over the site's training rows, (features,) each.
+        others: the means and standard deviations to compare with, (features,) each.
+        floor: the smallest number of known values in a column that is compared.
 
     Returns:
-        The unlike columns, whose ``site`` is empty.
+        The unlike columns, in the order of ``features``. Their attribute ``site`` is empty.
     """
     found = []
     for place, feature in enumerate(features):
@@ -236,10 +256,16 @@ def _ratio(first: float, second: float) -> float:
 
 
 def _is_unlike(first: Spread, second: Spread) -> bool:
-    """Tell whether a column's means differ so much that the units may differ.
+    """Tell whether a column's values at two sites differ so much that the units may differ.
 
-    Means with a ratio of 5 or more count if they lie over one deviation apart, or if the deviations
-    have a similar ratio. Others must lie over 3 deviations apart, with a known change of unit.
+    Let s be the larger standard deviation, and r the ratio of the absolute means, at least 1. The
+    result is True in three cases:
+
+    - r is 5 or more, and the means are more than s apart.
+    - r is 5 or more, and the larger mean has the larger deviation. The ratio of the deviations
+      equals r within a factor of 2.
+    - r is below 5, the means are more than 3 s apart, and a known change of unit explains the
+      difference (``_explain``).
     """
     means = _ratio(first.mean, second.mean)
     apart = abs(first.mean - second.mean)
@@ -252,10 +278,11 @@ def _is_unlike(first: Spread, second: Spread) -> bool:
 
 
 def _explain(first: Spread, second: Spread) -> str:
-    """Name the change of unit in ``CONVERSIONS`` that best explains two spreads.
+    """Name the known change of unit that best explains two spreads, or return an empty string.
 
-    An example is "a weight in pounds against kg". After the change, the means agree within a factor
-    of 1.2 and the deviations within 2. Without such a change the result is empty.
+    A spread is a mean and a deviation. The change converts the spread with the smaller mean. The
+    converted mean must match the larger mean within a factor of 1.2, and the deviations must match
+    within 2. The best match of means wins. Means of 0 or below never match.
     """
     small, large = sorted((first, second), key=lambda spread: spread.mean)
     best, words = _SAME_MEAN, ""

@@ -39,15 +39,15 @@ def conformity_scores(probabilities: Tensor, labels: Tensor) -> Tensor:
 
 
 def threshold(scores: Tensor, coverage: float) -> float:
-    """Return the conformal threshold of n scores, which decides what a prediction set contains.
+    """Return the conformal threshold of n scores, which decides the classes of a prediction set.
 
-    A set contains each class whose score, 1 minus its probability, is at most the threshold. The
-    threshold is the k-th smallest score, with k = ceil((n + 1) coverage), or infinite if k exceeds
-    n.
+    The threshold is the k-th smallest score, with k = ceil((n + 1) coverage). The prediction set of
+    a new sample contains each class whose score, 1 minus its probability, is at most the threshold.
+    If k is more than n, the threshold is infinite, so the set contains all classes.
 
     Args:
-        scores: (n,), ascending.
-        coverage: the wanted share of sets with the true class.
+        scores: the score of each calibration sample's true class, (n,), ascending.
+        coverage: the wanted share of prediction sets that contain the true class.
     """
     # n + 1 and not n: the new sample is one more that could have any rank among the scores
     rank = _rank(len(scores), coverage)
@@ -57,14 +57,16 @@ def threshold(scores: Tensor, coverage: float) -> float:
 
 
 def coverage_range(rows: int, coverage: float) -> tuple[float, float]:
-    """Return the range that holds prediction sets' real coverage with probability 90 %.
+    """Return the range in which the real coverage of prediction sets lies with probability 90 %.
 
-    The real coverage depends on the n calibration samples. Its distribution is Beta(k, n + 1 - k),
-    with k = ceil((n + 1) coverage).
+    The real coverage depends on the drawn calibration samples. If no scores are equal, it has the
+    Beta distribution (k, n + 1 - k) with k = ceil((n + 1) coverage) (Vovk 2012). The range runs
+    from the 5 % to the 95 % quantile of this distribution.
 
     Args:
-        rows: n. If it is too small, both ends are NaN.
-        coverage: the wanted share of sets with the true class.
+        rows: n, the number of calibration samples. Below ``rows_needed(coverage)``, both ends are
+            NaN.
+        coverage: the wanted share of prediction sets that contain the true class.
     """
     from scipy.stats import beta
 

@@ -16,13 +16,15 @@ def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
     """Count samples and right predictions in equal ranges, or bins, of certainty from 0 to 1.
 
     Args:
-        values: the certainty of each sample, (n,).
+        values: the certainty of each sample, (n,). A value on an edge falls in the upper bin. The
+            value 1 falls in the last bin.
         right: whether each prediction is right, (n,) bool.
         bins: the number of bins.
 
     Returns:
-        For each bin, from 0: ``<bin>.count`` samples, ``<bin>.right`` right predictions and the
-        mean certainty ``<bin>.mean``, which is 0 without samples.
+        Three numbers for each bin, numbered from 0 for the least certainty: ``<bin>.count``
+        samples, ``<bin>.right`` right predictions and the mean certainty ``<bin>.mean``. The mean
+        of an empty bin is 0.
     """
     # A value of exactly 1 would be in a bin of its own; the clamp puts it into the last one
     places = (values * bins).long().clamp(0, bins - 1)
@@ -39,15 +41,16 @@ def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float:
-    """Compute the expected calibration error of class probabilities, from 0 to 1.
+    """Compute the expected calibration error of class probabilities, 0 to 1.
 
-    Samples are put into equal bins of their largest probability. The error is the mean absolute
-    difference between a bin's accuracy and its mean probability, weighted by its samples.
+    The confidence of a sample is its largest probability. Samples are put into bins of confidence.
+    The gap of a bin is the absolute difference between accuracy and mean confidence. The error is
+    the mean gap, weighted by the number of samples in each bin.
 
     Args:
         probabilities: (n, classes), rows summing to 1.
-        labels: the true classes, (n,).
-        bins: the number of bins.
+        labels: the true classes, (n,) int64.
+        bins: the number of bins of equal width. Confidences of exactly 1 have one more bin.
     """
     confidence, predicted = probabilities.max(dim=1)
     confidence, right = confidence.float(), (predicted == labels).float()
@@ -64,9 +67,10 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float
 
 
 def roc_auc(scores: Tensor, positive: Tensor) -> Tensor:
-    """Compute the area under the ROC curve, a scalar from 0 to 1.
+    """Compute the area under the ROC curve by the trapezoidal rule, a scalar from 0 to 1.
 
-    A positive and a negative sample with equal scores count as a pair that is half right.
+    Samples with equal scores share one threshold. As a consequence, a positive and a negative
+    sample with equal scores count as a pair that is half right.
 
     Args:
         scores: (n,), larger for samples that are more likely positive.
@@ -113,12 +117,17 @@ def _count_positives(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
 def classification_metrics(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     """Compute classification metrics by name, without those that the labels do not define.
 
-    - ``calibration-error``: over 15 bins of the largest probability.
-    - ``balanced-accuracy``: the mean recall of the occurring classes, at least two.
-    - ``auc``: the mean AUC of each class against the rest, if all occur.
-    - ``average-precision``: that of the second of two classes.
+    - ``calibration-error``: the expected calibration error over 15 bins of the largest probability
+      (Guo et al. 2017). It is always defined.
+    - ``balanced-accuracy``: the mean recall over the classes that occur, at least two.
+    - ``auc``: with two classes the AUC of the second one, and otherwise the mean AUC of each class
+      against the rest. All classes must occur.
+    - ``average-precision``: the area under the precision-recall curve of the second of two classes.
+      Both must occur.
 
-    ``probabilities`` are (n, classes).
+    Args:
+        probabilities: (n, classes), rows summing to 1.
+        labels: the true classes, (n,) int64.
     """
     classes = probabilities.shape[1]
     predicted = probabilities.argmax(dim=1)

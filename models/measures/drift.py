@@ -9,12 +9,13 @@ LARGE = 0.25  # the usual limit of PSI (Siddiqi, Credit Risk Scorecards, 2006)
 def population_stability_index(expected: Sequence[int], observed: Sequence[int]) -> float:
     """Compute the population stability index (PSI), which measures the drift of new samples.
 
-    It sums (a - e) ln(a / e) over a histogram's cells, and is 0 without drift. An empty cell counts
-    as half a sample.
+    The PSI is the sum of (a - e) ln(a / e) over the cells of a histogram. It is 0 if new samples
+    have the shares of the training samples. An empty cell is treated as if it had half a sample,
+    because the PSI would otherwise be infinite.
 
     Args:
-        expected: the training samples per cell, with the shares e.
-        observed: the new samples per cell, with the shares a.
+        expected: the number of training samples in each cell, whose shares are e.
+        observed: the number of new samples in the same cells, whose shares are a.
     """
     index = 0.0
     for e, a in zip(_shares(expected), _shares(observed), strict=True):
@@ -30,16 +31,17 @@ def _shares(counts: Sequence[int]) -> list[float]:
 
 
 def psi_by_chance(cells: int, expected: int, observed: int, features: int = 1) -> float:
-    """Return the PSI that only 5 % of checks exceed if the data have no drift.
+    """Return the PSI that is exceeded in only 5 % of checks if the data have no drift.
 
-    The PSI, or population stability index, compares two histograms. Several features share the 5 %
-    equally.
+    The PSI (population stability index) compares the histogram of new samples with that of training
+    samples. Without drift, PSI / (1/n + 1/m) is approximately chi-squared with cells - 1 degrees of
+    freedom. For several features, each one gets an equal part of the 5 % (Bonferroni).
 
     Args:
-        cells: the number of cells in a histogram.
-        expected: the number of training samples.
-        observed: the number of new samples.
-        features: the number of features in one check.
+        cells: the number of cells in the feature's histogram. 1 counts as 2.
+        expected: n, the number of training samples, at least 1.
+        observed: m, the number of new samples, at least 1.
+        features: the number of features in one check, at least 1.
     """
     from scipy.stats import chi2
 

@@ -12,15 +12,16 @@ from fedsilo.models.measures.classification_metrics import average_precision, ro
 def mean_over_findings(probabilities: Tensor, present: Tensor) -> dict[str, float]:
     """Average the AUC and the average precision over the findings.
 
-    A finding is a label that each sample has or lacks. Findings that all samples or no samples have
-    are left out.
+    A finding is a label that each sample has or lacks. The mean leaves out findings that all
+    samples have and findings that no sample has, because both metrics are undefined for them.
 
     Args:
-        probabilities: (n, findings).
-        present: whether a sample has a finding, (n, findings) bool.
+        probabilities: the probability of each finding, (n, findings).
+        present: True where a sample has a finding, (n, findings) bool.
 
     Returns:
-        ``auc`` and ``average-precision``. Empty if all findings are left out.
+        The two means under the names ``auc`` and ``average-precision``. The result is empty if all
+        findings are left out.
     """
     areas, precisions = [], []
     for place in range(present.shape[1]):
@@ -39,15 +40,17 @@ def mean_over_findings(probabilities: Tensor, present: Tensor) -> dict[str, floa
 def finding_counts(probabilities: Tensor, present: Tensor, minimum: int) -> dict[str, float]:
     """Compute the number of samples with each finding and the finding's AUC.
 
-    A finding is a label that each sample has or lacks.
+    A finding is a label that each sample has or lacks. Small counts could reveal patients, so the
+    finding is left out if too few samples have it or too few lack it.
 
     Args:
-        probabilities: (n, findings).
-        present: whether a sample has a finding, (n, findings) bool.
-        minimum: the fewest samples that must have a finding, and lack it. Others are left out.
+        probabilities: the probability of each finding, (n, findings).
+        present: True where a sample has a finding, (n, findings) bool.
+        minimum: the smallest number of samples that must have a finding. As many must lack it. 0
+            counts as 1.
 
     Returns:
-        ``finding.<k>.count`` and ``finding.<k>.auc``, numbered from 0.
+        ``finding.<k>.count`` and ``finding.<k>.auc`` for finding k, numbered from 0.
     """
     found = {}
     for place in range(present.shape[1]):

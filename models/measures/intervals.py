@@ -47,9 +47,17 @@ def of_share(successes: int, samples: int) -> Estimate:
 def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
     """Compute the 95 % confidence interval of an AUC, or return None if the AUC is 0 or 1.
 
-    The standard error is Hanley and McNeil's (1982) in Newcombe's form (2006). The interval is
-    symmetric in logit(AUC), so it stays within 0 and 1. ``positives`` and ``negatives`` are the
-    numbers of samples, at least 1.
+    The standard error is Hanley and McNeil's (1982) in Newcombe's form (2006), which stays the same
+    if the classes are swapped:
+
+        SE² = A(1-A) (1 + N (1-A)/(2-A) + N A/(1+A)) / (n₁n₀), with N = (n₁+n₀)/2 - 1
+
+    The interval is symmetric in logit(A), so it stays within 0 and 1.
+
+    Args:
+        auc: A, the AUC.
+        positives: n₁, the number of positive samples, at least 1.
+        negatives: n₀, the number of negative samples, at least 1.
     """
     if not _TINY < auc < 1 - _TINY:
         # All pairs are in the same order, so the standard error would be 0

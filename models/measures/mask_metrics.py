@@ -30,10 +30,18 @@ class _ClassMetrics:
 def overall_metrics(predicted: Tensor, masks: Tensor, classes: int) -> dict[str, float]:
     """Average four metrics of predicted masks over the classes, except the background.
 
-    ``dice`` and ``iou`` measure the overlap. ``surface-distance`` is the average distance between
-    the outlines, and ``hausdorff-95`` the 95th percentile, both in pixels. A class is measured in
-    the images in which either mask has it. Without any class the result is empty. The masks are (n,
-    h, w).
+    - ``dice``: twice the common pixels, divided by the predicted pixels plus the true pixels.
+    - ``iou``: the common pixels, divided by the pixels in at least one of the masks.
+    - ``surface-distance``: the average distance between the outlines, in pixels.
+    - ``hausdorff-95``: the 95th percentile of the distances between the outlines, in pixels.
+
+    A class's metrics are means over the images in which either mask has the class. Classes without
+    such images are left out. If no class remains, the result is empty.
+
+    Args:
+        predicted: each pixel's predicted class, (n, h, w).
+        masks: each pixel's true class, (n, h, w).
+        classes: the number of classes, with the background.
     """
     measured = _by_class(predicted, masks, classes).values()
     if not measured:
@@ -49,14 +57,15 @@ def class_metrics(
 ) -> dict[str, float]:
     """Compute four metrics of predicted masks for each class, by name ``class.<c>.<metric>``.
 
-    Each metric of ``overall_metrics`` is averaged over the images in which either mask has the
-    class.
+    The metrics are ``dice``, ``iou``, ``surface-distance`` and ``hausdorff-95``
+    (``overall_metrics``). Each is averaged over the images in which the predicted or the true mask
+    has the class. Class 0, the background, is left out.
 
     Args:
         predicted: each pixel's predicted class, (n, h, w).
         masks: each pixel's true class, (n, h, w).
         classes: the number of classes, with the background.
-        minimum: the fewest such images of a class.
+        minimum: the smallest number of such images. A class with fewer is left out.
     """
     metrics = {}
     for number, measured in _by_class(predicted, masks, classes).items():
@@ -70,8 +79,15 @@ def class_metrics(
 def _by_class(predicted: Tensor, masks: Tensor, classes: int) -> dict[int, _ClassMetrics]:
     """Measure each class that occurs in a predicted or a true mask, except the background.
 
-    ``predicted`` and ``masks`` (n, h, w) give each pixel's class. The result is class -> mean
-    metrics and the number of images in which either mask has the class.
+    Each metric is averaged over the images in which either mask has the class.
+
+    Args:
+        predicted: each pixel's predicted class, (n, h, w).
+        masks: each pixel's true class, (n, h, w).
+        classes: the number of classes, with the background.
+
+    Returns:
+        Class -> the mean metrics and the number of averaged images.
     """
     found = {}
     for number in range(1, classes):
@@ -84,8 +100,16 @@ def _by_class(predicted: Tensor, masks: Tensor, classes: int) -> dict[int, _Clas
 def _measure_class(found: Tensor, truth: Tensor) -> _ClassMetrics | None:
     """Average the metrics of one class over the images in which either mask has the class.
 
-    If only one mask has the class, Dice and IoU are 0, and distances are the image's diagonal.
-    Without such images the result is None.
+    The metrics are Dice, IoU, and the average and the 95 % Hausdorff distance between the outlines
+    (``surface_distances``). If only one of an image's masks has the class, Dice and IoU are 0. The
+    two distances are then the length of the image's diagonal.
+
+    Args:
+        found: the pixels that are predicted as the class, (n, h, w) bool.
+        truth: the pixels that have the class, (n, h, w) bool.
+
+    Returns:
+        The averages and the number of averaged images. None if no image has the class.
     """
     dice = image_dice(overlaps(found, truth))
     dice = dice[~dice.isnan()]
@@ -110,9 +134,13 @@ def _measure_class(found: Tensor, truth: Tensor) -> _ClassMetrics | None:
 def image_scores(predicted: Tensor, masks: Tensor, classes: int) -> Tensor:
     """Compute each image's Dice score, averaged over its classes, (n,) float64.
 
-    Only classes in the image's predicted or true mask count, without the background. The score is
-    NaN if both masks contain only background. The masks (n, h, w) give each pixel's class, and 0 is
-    the background.
+    Only classes in the predicted or the true mask of the image count, without the background. The
+    score is NaN if both masks contain only background.
+
+    Args:
+        predicted: each pixel's predicted class, (n, h, w).
+        masks: each pixel's true class, (n, h, w).
+        classes: the number of classes, with the background.
     """
     scores = [
         image_dice(overlaps(predicted == number, masks == number)) for number in range(1, classes)

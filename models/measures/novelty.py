@@ -46,9 +46,10 @@ class Seen:
     def beyond(self, values: Floats) -> Floats:
         """Score new values (k,) of a feature: 0 if familiar, or 1 plus the gap to training.
 
-        If ``few`` is True, only the values seen in training are familiar. Otherwise all values from
-        the lowest to the highest are familiar. Differences within float32 rounding are ignored. If
-        no training sample has the feature, all scores are 1.
+        The gap is the distance to the nearest number in the attribute ``values``. If the attribute
+        ``few`` is True, a value is familiar if it equals one of these numbers. Otherwise it is
+        familiar if it lies between the lowest and the highest of them. Differences within float32
+        rounding are ignored. If no training sample has the feature, all scores are 1.
         """
         if not len(self.values):
             # The feature was missing in every training sample, so any value is new
@@ -107,13 +108,20 @@ class Familiar:
     lacking: float
 
     def novelty(self, samples: Floats, missing: Booleans) -> Novelty:
-        """Score how far new samples are from the training samples, in three parts.
+        """Score how far samples are from the training samples, in three parts.
 
-        - ``values`` (k, f): 0 within the training values or if imputed, otherwise at least 1.
-        - ``distance`` (k,): to the nearest group of training samples.
-        - ``missing`` (k,): how rarely the missing features were missing in training.
+        - ``values`` (k, f): the score of each single value, by ``Seen.beyond``. An imputed value
+          scores 0. For features of a network all values score 0.
+        - ``distance`` (k,): the Mahalanobis distance to the nearest group mean, divided by
+          ``reach``.
+        - ``missing`` (k,): the sum of -ln(rate) over the sample's missing features, divided by
+          ``lacking``. A feature's rate is the share of training samples that lack it.
 
-        The last two are at most 1 for 99 % of training samples.
+        With these divisors, 99 % of the training samples score at most 1 in the last two parts.
+
+        Args:
+            samples: (k, f), standardised and imputed as in training.
+            missing: (k, f) bool, True for imputed values.
         """
         values = np.zeros(samples.shape)
         for place, seen in enumerate(self.seen):
@@ -127,13 +135,22 @@ def estimate_region(
 ) -> Familiar:
     """Estimate the region that the training samples fill, to recognise unusual samples later.
 
-    It has the groups' means, one covariance, how often each feature is missing, and limits that 99
-    % of the samples keep. With ``groups`` None, it also has each feature's values.
+    The region has these parts:
+
+    - The mean of each group, and one inverse covariance for all groups (Ledoit and Wolf).
+    - The 99 % quantile of the training samples' Mahalanobis distances to their nearest mean.
+    - The rate at which each feature is missing. One sample with the value and one without it are
+      added, so that no rate is 0.
+    - The 99 % quantile of the training samples' surprise, at least ln 20. The surprise of a sample
+      is the sum of -ln(rate) over its missing features.
+    - The values that each feature takes in training, only if ``groups`` is None.
 
     Args:
-        samples: (n, f).
-        missing: True for imputed values, (n, f).
-        groups: each sample's class.
+        samples: the training samples, (n, f). They are standardised and imputed rows of a table, or
+            a network's features.
+        missing: True where a value was imputed, (n, f) bool.
+        groups: the group of each sample, such as its class, (n,). None, for rows of a table, puts
+            all samples in one group.
     """
     from sklearn.covariance import LedoitWolf
 
@@ -162,12 +179,17 @@ def estimate_region(
 def limit_of(scores: Floats, share: float) -> float:
     """Choose the score above which a sample counts as unusual, from scores of familiar samples.
 
-    The limit is the smallest score that, with probability 0.9, at most ``share`` of all familiar
-    samples exceed. If no score meets this, it is the largest. Far too few scores give infinity.
+    The first rule that applies decides:
+
+    - If ``share`` is below 1 / (n + 1), the limit is infinite.
+    - The limit is the smallest score that, with probability 0.9, at most ``share`` of all familiar
+      samples exceed. The share beyond the k-th smallest score follows Beta(n + 1 - k, k) (Vovk
+      2012).
+    - If no score meets this condition, the limit is the largest score.
 
     Args:
-        scores: scores of held-out samples, (n,).
-        share: the accepted share of false alarms.
+        scores: scores of n held-out samples, (n,). Without scores the limit is infinite.
+        share: the accepted share of false alarms, above 0 and below 1.
     """
     from scipy.stats import beta
 
@@ -186,8 +208,12 @@ def limit_of(scores: Floats, share: float) -> float:
 def _find_seen_values(values: Floats, missing: Booleans) -> Seen:
     """Summarise the values that one feature takes in training, without imputed values.
 
-    The summary lists at most 10 distinct values, or else only the lowest and the highest.
-    ``values`` and ``missing`` have an entry per sample. ``missing`` is True for imputed values.
+    The summary lists all distinct values if there are at most 10, and otherwise only the lowest and
+    the highest. If all values are imputed, the list is empty.
+
+    Args:
+        values: the feature's value in each training sample, (n,).
+        missing: whether that value was imputed, (n,).
     """
     found: Floats = np.unique(values[~missing])
     if len(found) <= _FEW_VALUES:

@@ -19,13 +19,19 @@ from fedsilo.models.measures.intervals import Estimate, of_share
 def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
     """Count right and wrong predictions by class and by certainty.
 
-    - ``class.<c>.right`` and ``class.<c>.false``: samples of class c, and others, classified as c.
+    - ``class.<c>.right``: the number of samples of class c that are classified as c.
+    - ``class.<c>.false``: the number of samples of other classes that are classified as c.
     - ``class.<c>.auc``: the AUC of c against the rest.
-    - ``confidence.<bin>.<part>`` and ``uncertainty.<bin>.<part>``: ten bins of the largest
-      probability and of the entropy.
+    - ``confidence.<bin>.<part>``: ten equal bins of the largest probability. The parts are the
+      number of samples ``count``, of right predictions ``right``, and the mean ``mean``.
+    - ``uncertainty.<bin>.<part>``: the same parts in ten bins of the entropy, scaled to 0..1.
 
-    Class values need ``minimum`` samples inside or outside the class. With fewer in total, the
-    result is empty.
+    Args:
+        probabilities: (n, classes), rows summing to 1.
+        labels: the true classes, (n,) int64.
+        minimum: the smallest number of samples. With fewer in total, the result is empty. ``right``
+            needs as many of class c, ``false`` as many of other classes, and ``auc`` both. Bins
+            have no minimum.
     """
     if len(labels) < minimum:
         return {}
@@ -44,9 +50,11 @@ def _by_class(
 ) -> dict[str, float]:
     """Count right and wrong predictions of each class c, and compute its AUC.
 
-    ``class.<c>.right`` counts samples of c that are classified as c, and ``class.<c>.false`` other
-    such samples. ``right`` needs ``minimum`` samples of c, ``false`` as many others, and
-    ``class.<c>.auc`` both.
+    - ``class.<c>.right``: samples of c that are classified as c.
+    - ``class.<c>.false``: other samples that are classified as c.
+    - ``class.<c>.auc``: the AUC of c against the rest.
+
+    ``right`` needs ``minimum`` samples of c, ``false`` as many other samples, and ``auc`` both.
     """
     counts = {}
     for label in range(probabilities.shape[1]):
@@ -96,12 +104,15 @@ class Bin:
 def bins(metrics: Iterable[Mapping[str, float]], family: str) -> list[Bin]:
     """Add up each certainty bin over all sites, and return the bins with samples, lowest first.
 
-    A bin's mean certainty is weighted by the sites' counts. Noise at a site cannot make right
-    predictions outnumber all predictions.
+    Each site reports, for ten ranges of certainty, the number of predictions, the number of right
+    ones and the mean certainty. A bin's mean is weighted by the counts. Noise at a site may make
+    right predictions outnumber all predictions. The sum of right predictions is then lowered to
+    that of all predictions.
 
     Args:
-        metrics: metric -> value, for each site, such as ``<family>.<bin>.count``.
-        family: the kind of certainty, such as ``confidence``.
+        metrics: metric -> value, for each site. The names are ``<family>.<bin>.count``, ``.right``
+            and ``.mean``.
+        family: the kind of certainty, one of ``BIN_FAMILIES``, such as ``confidence``.
     """
     total: dict[int, tuple[int, int, float]] = {}
     for by_name in metrics:
@@ -118,8 +129,8 @@ def merge_bins(ordered: Sequence[Bin], floor: int) -> list[Bin]:
     """Merge neighbouring bins until each has at least ``floor`` samples.
 
     ``ordered`` are bins from low to high certainty. A bin that is too small is merged with the next
-    bins. A remainder at the end joins the bin before it. The result is empty if all bins together
-    have too few samples.
+    bins until the sum is large enough. A remainder at the end is merged with the bin before it. The
+    result is empty if all bins together have fewer than ``floor`` samples.
     """
     kept: list[Bin] = []
     waiting = Bin(0, 0, 0.0)

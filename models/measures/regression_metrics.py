@@ -17,18 +17,21 @@ from fedsilo.core.metric_names import BINS, OUTCOME
 def outcome_bins(
     predicted: Tensor, observed: Tensor, scale: tuple[float, float], minimum: int
 ) -> dict[str, float]:
-    """Compute the number, mean prediction and mean outcome of the samples in ten bins.
+    """Compute the number of samples, mean prediction and mean outcome of each bin of predictions.
 
-    The bins' edges are the deciles of a normal distribution of predictions.
+    There are ten bins. Their edges are the deciles of a normal distribution with the mean and
+    standard deviation in ``scale``, so they are the same at all sites. A prediction on an edge
+    falls in the upper bin.
 
     Args:
-        predicted: (n,) float64.
-        observed: the outcomes, (n,) float64.
-        scale: the distribution's mean and standard deviation.
-        minimum: the fewest samples of a bin. Smaller bins are left out.
+        predicted: the predictions, (n,) float64.
+        observed: the outcomes, (n,) float64, in the same unit.
+        scale: the mean and standard deviation of the outcome.
+        minimum: the fewest samples of a bin. Smaller bins and empty bins are left out.
 
     Returns:
-        ``outcome.<bin>.count``, ``.predicted`` and ``.observed``.
+        ``outcome.<bin>.count``, ``outcome.<bin>.predicted`` and ``outcome.<bin>.observed``. Bin 0
+        has the lowest predictions.
     """
     normal = NormalDist(*scale)
     edges = [normal.inv_cdf(tenth / BINS) for tenth in range(1, BINS)]

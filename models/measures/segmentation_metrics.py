@@ -28,10 +28,14 @@ def image_dice(counts: Tensor) -> Tensor:
 def segmentation_metrics(predicted: Tensor, masks: Tensor) -> dict[str, float]:
     """Compute the metrics of predicted binary masks (n, h, w) by name, without undefined ones.
 
-    - ``dice`` and ``jaccard``: the overlap, averaged over images in which either mask has the
-      object.
-    - ``dice-pooled``: the Dice score over all images' pixels.
-    - ``miou``: the mean Jaccard score of object and background over all pixels.
+    Pixels of the object to find, such as a catheter, are not 0.
+
+    - ``dice``: twice the common pixels, divided by the predicted plus the true pixels. It is
+      averaged over the images in which either mask has the object.
+    - ``jaccard``: the common pixels, divided by the pixels in either mask, averaged in the same
+      way.
+    - ``dice-pooled``: the Dice score over all pixels of all images together.
+    - ``miou``: the mean of the object's and the background's Jaccard scores over all pixels.
 
     A metric is undefined if its divisor is 0.
     """

@@ -38,16 +38,20 @@ class CurvePoint:
 def published_curve(times: Floats, events: Floats, minimum: int) -> dict[str, float]:
     """Select the points of a site's Kaplan-Meier curve that may leave the site.
 
-    A round time becomes a point if ``minimum`` patients had the event since the last point, and as
-    many are followed beyond it.
+    The candidates are round times up to the longest follow-up (``round_times``). A time becomes a
+    point if at least ``minimum`` patients had the event since the last point. As many patients must
+    be followed beyond the time. The events of a skipped time count for the next point.
 
     Args:
-        times: to the event or censoring, (n,).
-        events: 1 for an event, 0 if censored.
-        minimum: the fewest patients.
+        times: the time to the event or to censoring, (n,).
+        events: 1 for an event, 0 if censored, (n,).
+        minimum: the smallest number of patients in both rules. With 0, each point still needs one
+            event.
 
     Returns:
-        Values by name, ``survival.<number>.<part>``.
+        ``survival.<number>.<part>`` for each point, numbered from 0 in rising order. The parts are
+        ``time``, ``share`` (without the event), ``low`` and ``high`` (its 95 % interval), and
+        ``followed`` (patients beyond the time). Empty if no time becomes a point.
     """
     curve = kaplan_meier(times, events)
     if not len(curve.times):

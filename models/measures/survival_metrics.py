@@ -70,14 +70,17 @@ class SurvivalCurve:
 def kaplan_meier(times: Floats, events: Floats) -> SurvivalCurve:
     """Estimate the share of patients without the event over time (Kaplan and Meier 1958).
 
-    A patient who is censored at the time of an event still counts as at risk.
+    At each distinct time of an event the share is multiplied by 1 - d / n, for d events among n
+    patients at risk. A patient is at risk until the end of the patient's time, so a censoring at
+    the time of an event still counts as at risk.
 
     Args:
         times: the time to the event or to censoring, (n,).
         events: 1 for an event, 0 if censored, (n,).
 
     Returns:
-        The curve at the times of events.
+        The curve at the distinct times of events. Without any event its arrays are empty, and the
+        share is 1 at all times.
     """
     distinct, deaths = np.unique(times[events == 1], return_counts=True)
     at_risk = len(times) - np.searchsorted(np.sort(times), distinct, side="left")
@@ -87,7 +90,9 @@ def kaplan_meier(times: Floats, events: Floats) -> SurvivalCurve:
 def censoring_curve(times: Floats, events: Floats) -> SurvivalCurve:
     """Estimate the share of patients who are not censored yet, as a curve over time.
 
-    If an event and a censoring have the same time, the event comes first.
+    This is a Kaplan-Meier curve whose events are the censorings. If an event and a censoring have
+    the same time, the event comes first. The patient with the event is then no longer at risk of
+    censoring.
 
     Args:
         times: the time to the event or to censoring, (n,).
@@ -103,10 +108,16 @@ def censoring_curve(times: Floats, events: Floats) -> SurvivalCurve:
 
 
 def _product_limit(distinct: Floats, at_risk: Floats, deaths: Floats) -> SurvivalCurve:
-    """Build a Kaplan-Meier curve from the deaths and the patients at risk at each time, (k,).
+    """Build a Kaplan-Meier curve from the deaths and the patients at risk at each time.
 
-    With d deaths among n, survival is multiplied by 1 - d / n. Its logarithm's variance grows by d
-    / (n (n - d)), to infinity for n = d.
+    At each time the survival is multiplied by 1 - d / n, for d deaths among n patients at risk. The
+    variance of log(survival) is Greenwood's running sum of d / (n (n - d)). Once all patients at
+    risk have died, the variance is infinite.
+
+    Args:
+        distinct: the times of deaths, rising, (k,).
+        at_risk: n at each time, (k,).
+        deaths: d at each time, (k,).
     """
     left = at_risk - deaths
     # Without anybody left the survival is 0, and its variance has no meaning
@@ -118,15 +129,17 @@ def _product_limit(distinct: Floats, at_risk: Floats, deaths: Floats) -> Surviva
 def concordance(times: Floats, events: Floats, risks: Floats) -> float | None:
     """Compute Harrell's C-index: how often the patient of higher risk has the event earlier.
 
-    A pair counts if the patient with the shorter time had the event. Equal risks count half.
+    Only comparable pairs count. A pair is comparable if the patient with the shorter time had the
+    event. With equal times, exactly one of the two must have had it, and this patient counts as
+    earlier. A pair of equal risks counts one half.
 
     Args:
-        times: to the event or censoring, (n,).
-        events: 1 for an event, 0 if censored.
-        risks: predicted risks, (n,).
+        times: the time to the event or to censoring, (n,).
+        events: 1 for an event, 0 if censored, (n,).
+        risks: predicted risks, (n,). A higher risk predicts an earlier event.
 
     Returns:
-        The index, from 0 to 1, or None without pairs.
+        The index, from 0 to 1, which is 0.5 for random risks. None without a comparable pair.
     """
     right = pairs = 0.0
     for place in np.flatnonzero(events == 1):
@@ -143,15 +156,14 @@ def concordance(times: Floats, events: Floats, risks: Floats) -> float | None:
 def baseline_hazard(times: Floats, events: Floats, risks: Floats) -> tuple[Floats, Floats]:
     """Estimate the cumulative baseline hazard by Breslow's method.
 
-    It is the hazard of a patient whose log hazard ratio is 0.
-
     Args:
         times: the time to the event or to censoring, (n,).
         events: 1 for an event, 0 if censored, (n,).
-        risks: log hazard ratios, (n,).
+        risks: the log hazard ratio of each patient, (n,).
 
     Returns:
-        The distinct times of events, rising, and the hazard at each.
+        The distinct times of events, rising, and the cumulative hazard at each of them for a
+        patient whose log hazard ratio is 0, (k,) each.
     """
     distinct, deaths = np.unique(times[events == 1], return_counts=True)
     weights = np.exp(risks)
@@ -162,15 +174,23 @@ def baseline_hazard(times: Floats, events: Floats, risks: Floats) -> tuple[Float
 
 
 def brier_score(times: Floats, events: Floats, survival: Floats, horizons: Floats) -> Floats:
-    """Compute the Brier score of predicted survival at each of several times, (k,).
+    """Compute the Brier score of predicted survival at each of several times.
 
-    This mean squared error is weighted to make up for censored patients. 0 is perfect.
+    The score at a time t is a weighted mean squared error. G is the Kaplan-Meier estimate of the
+    probability of not being censored yet, at least 1e-12.
+
+    - Event at or before t: the true value is 0, and the weight is 1 / G just before the event.
+    - Followed beyond t: the true value is 1, and the weight is 1 / G(t).
+    - Censored at or before t: the weight is 0, but the patient counts in the mean.
 
     Args:
         times: the time to the event or to censoring, (n,).
         events: 1 for an event, 0 if censored, (n,).
-        survival: predicted probabilities, (n, k).
-        horizons: the k times, before follow-up ends.
+        survival: predicted probabilities of surviving beyond each time t, (n, k).
+        horizons: the k times t, (k,). At least one patient must be followed beyond each.
+
+    Returns:
+        The scores, (k,). 0 is perfect, and a constant prediction of 0.5 has about 0.25.
     """
     censoring = censoring_curve(times, events)
     # Censorings at the time of an event come after it, so they do not change this event's weight
@@ -190,15 +210,19 @@ def brier_score(times: Floats, events: Floats, survival: Floats, horizons: Float
 def integrated_brier_score(times: Floats, events: Floats, risks: Floats) -> float | None:
     """Compute the Brier score of a Cox model, averaged over the times of events.
 
-    The score tells only how well the risks separate these patients.
+    A patient's predicted survival is exp(-H exp(risk)). The baseline hazard H is estimated from the
+    same patients, so the score tells only how well the risks separate them. The average is an
+    integral by the trapezoidal rule, divided by its length. It covers the times of events before
+    the end of follow-up.
 
     Args:
         times: the time to the event or to censoring, (n,).
-        events: 1 for an event, 0 if censored.
-        risks: log hazard ratios, (n,).
+        events: 1 for an event, 0 if censored, (n,).
+        risks: log hazard ratios, (n,). They are limited to 50 above and below their mean.
 
     Returns:
-        The score, or None with fewer than two times.
+        The mean score, at least 0. Lower is better. None if there are fewer than two distinct times
+        of events before the end of follow-up.
     """
     # A common shift of all risks moves the baseline only, and exp of a large risk would overflow
     centred = np.clip(risks - risks.mean(), -50.0, 50.0)

@@ -65,10 +65,15 @@ def contrastive_divergence(
 ) -> Tensor:
     """Compute the loss by which a silo's main model and its support model learn from each other.
 
-    It is beta * KL(main || support) + (1 - beta) * KL(support || main). The first term trains only
-    the main model, the second only the support model.
+    The loss is beta * KL(main || support) + (1 - beta) * KL(support || main), with KL as in
+    ``divergence``. The first term has gradients only for the main model, the second only for the
+    support model.
 
-    ``main`` and ``support`` are logits, (batch, classes). ``mean`` averages over the samples.
+    Args:
+        main: logits of the silo's main model, (batch, classes).
+        support: logits of the silo's support model, (batch, classes).
+        beta: the weight of the first term, above 0 and at most 1.
+        mean: maps the samples' divergences (batch,) to the result. By default this is their mean.
     """
     # Each target is a constant for autograd. So the first term trains only the main model and the
     # second only the support model, as in the paper's updates

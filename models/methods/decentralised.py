@@ -108,12 +108,14 @@ def mix_models(
 ) -> dict[str, Tensor]:
     """Compute the weighted mean of several sites' models, array by array: name -> array.
 
-    An array's data type is that of the first site by name.
+    The weights of the sites in ``models`` are scaled to sum to 1. A site that is missing there,
+    such as a neighbour that failed, has no influence. The mean is computed in float64. Each array
+    then gets the data type that it has at the first site in alphabetical order.
 
     Args:
         models: site -> arrays by name. All sites must have the same arrays.
-        weights: site -> mixing weight. The weights of the sites in ``models`` are scaled to sum to
-            1.
+        weights: site -> mixing weight. Every site in ``models`` needs one, and the sum of these
+            weights must be above 0.
     """
     # Replies arrive in any order, but the sum must not depend on it: hence the order of the sites,
     # and float64

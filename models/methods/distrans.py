@@ -92,7 +92,10 @@ def transform_images(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Ten
     Args:
         images: x, (batch, channels, height, width).
         offsets: t, of the same shape.
-        alpha: the strength of the shift.
+        alpha: the strength of the shift. With 0 the images are not shifted.
+
+    Returns:
+        The images shifted towards t, then those shifted away from it.
     """
     # Both formulas are x -+ alpha (x - t), so the difference is computed only once
     shift = alpha * (images - offsets)
@@ -117,15 +120,16 @@ def from_pixels(pixels: Tensor, settings: CommonSettings) -> Tensor:
 
 
 def first_offset(settings: CommonSettings, shape: tuple[int, ...], *key: str) -> Tensor:
-    """Draw a site's initial offset, a trained image by which DisTrans shifts images.
+    """Draw a site's random initial offset, which DisTrans trains and by which it shifts images.
 
-    The offset is one column, (channels * height * width, 1). Its values are uniform in 0..255 for
-    raw pixels, and otherwise in -1..1.
+    An offset is an image, as one column of pixel values for all channels, (channels * height *
+    width, 1). The values are uniform in 0..255 if the run trains on raw pixels, and otherwise in
+    -1..1. The same seed and ``key`` give the same offset.
 
     Args:
-        settings: the run's settings, with the seed.
-        shape: an image's shape.
-        key: parts of the random key, such as the site's name.
+        settings: the run's settings: its seed, and whether it trains on raw pixels.
+        shape: the shape of an image, (channels, height, width).
+        key: further parts of the random key besides the seed, such as the site's name.
     """
     rng = generator(settings.seed, "offset", *key)
     return to_pixels(2 * torch.rand(math.prod(shape), 1, generator=rng) - 1, settings)
@@ -206,14 +210,16 @@ class DoubleChannelClassifier(TokenClassifier):
     def encode(self, inputs: Tensor) -> Tensor:
         """Compute an encoder's tokens for both channels of a batch of images.
 
-        The first channel sees each image shifted towards the site's offset, and the second sees it
-        shifted away. Batch norm computes its statistics over both.
+        The first channel sees each image shifted towards the site's offset. The second channel sees
+        it shifted away. One batch contains both channels, so batch norm computes its statistics
+        over both.
 
         Args:
             inputs: images, (batch, channels, height, width).
 
         Returns:
-            The tokens, (batch, 2 l, c), the first channel's l before the second's.
+            The tokens, (batch, 2 l, c). Each image has l tokens of the first channel, then l of the
+            second.
         """
         tokens = super().encode(self.both_channels(inputs))
         return torch.cat(_halves(tokens), dim=1)
@@ -232,9 +238,15 @@ def double_channels(
 ) -> DoubleChannelClassifier:
     """Build DisTrans's two-channel network, with a random offset, from an ordinary network.
 
-    One channel sees images shifted towards the offset, and the other sees them shifted away. Only
-    the last layer is new. ``shape`` is (channels, height, width), and ``key`` varies the random
-    offset.
+    One channel sees each image shifted towards the offset, and the other sees it shifted away. Only
+    the last layer is new. Its first weights give the logits that the last layer of ``single`` gives
+    for the mean of the two channels' features.
+
+    Args:
+        single: the ordinary network. The new network shares all layers but the last with it.
+        settings: the run's settings.
+        shape: the shape of an image, (channels, height, width).
+        key: further parts of the offset's random key besides the seed, such as the site's name.
 
     Raises:
         SettingError: the head of ``single`` does not end in a linear layer.

@@ -38,12 +38,19 @@ class AdaptiveSettings(OwnSettings):
     def step(self, delta: Any, moments: Any = None) -> tuple[Any, Any]:
         """Compute the server's adaptive step for the global model, and the new moments.
 
-        The mean m becomes b m + (1 - b) delta, with ``mean_decay`` as b. Each method defines v. The
-        step is 'server-learning-rate' * m / (sqrt(v) + 'tau').
+        - The mean m becomes beta_1 m + (1 - beta_1) delta, where beta_1 is ``mean_decay``.
+        - The second moment v becomes ``second_moment`` (v, delta^2), which each method defines.
+        - The step is 'server-learning-rate' * m / (sqrt(v) + 'tau'), without Adam's bias
+          correction.
 
         Args:
-            delta: the sites' mean model, minus the global model.
-            moments: the last m and v. None means 0 and tau^2.
+            delta: the sites' mean model, minus the global model, as an array.
+            moments: m and v of the last round, stacked. None before the first round, where m starts
+                at 0 and v at tau^2.
+
+        Returns:
+            The step, to add to the global model, and the new m and v, stacked float64. The step has
+            the shape of ``delta``.
         """
         # Adam's bias correction is left out. The paper starts v at tau^2 instead, which bounds the
         # first steps

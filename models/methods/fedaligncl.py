@@ -101,7 +101,12 @@ class FedAlignCLSettings(OwnSettings):
             is_table: ignored.
 
         Raises:
-            SettingError: one of these checks fails, or alignment is on with the precision fp16.
+            SettingError: in one of these cases:
+
+                - 'train.epoch-steps' is 0.
+                - Alignment is on and the precision is fp16, which would need a scaled alignment
+                  loss.
+                - Alignment or the curriculum is on, but the warm-up takes the whole run.
         """
         if not common.epoch_steps:
             raise SettingError(
@@ -132,13 +137,16 @@ class EmbeddingNotes(Notes):
 def curriculum_scores(local_right: Tensor, global_right: Tensor, weight: float) -> Tensor:
     """Score samples for Fed-Align-CL's curriculum (eq. 4), in which high scores tend to come early.
 
-    A sample is forgotten if the site's own model is right and the averaged model is wrong. Its
-    score is ``weight``, and all others have 1.
+    A sample is forgotten if the site's own model classifies it correctly, but the averaged model
+    does not. Its score is ``weight``, and the score of any other sample is 1.
 
     Args:
-        local_right: whether the own model is right, (n,).
-        global_right: the same for the averaged model.
-        weight: above 1, forgotten samples come earlier.
+        local_right: whether the site's own model is right, (n,) bool.
+        global_right: whether the averaged model is right, (n,) bool.
+        weight: the score of a forgotten sample. Above 1, such samples come earlier.
+
+    Returns:
+        The scores, (n,) float64.
     """
     forgotten = local_right & ~global_right
     return torch.where(forgotten, weight, 1.0).double()
@@ -148,7 +156,7 @@ def curriculum_order(scores: Tensor, rng: torch.Generator) -> Tensor:
     """Draw a random order of samples for training, in which high scores tend to come early.
 
     Samples are drawn one by one without replacement, with probabilities proportional to their
-    scores.
+    scores. One number per sample is drawn from ``rng``.
 
     Args:
         scores: the samples' scores, (n,), all above 0.
@@ -184,10 +192,14 @@ def load_discriminator(arrays: Mapping[str, Tensor], channels: int, site: str) -
     Args:
         arrays: the discriminator's parameters by name.
         channels: the length of an embedding.
-        site: the sending site, for errors.
+        site: the site that sent the discriminator, for errors.
+
+    Returns:
+        A new network with these weights, in training mode.
 
     Raises:
-        SiteError: the arrays' names or shapes do not fit, or values are not finite.
+        SiteError: the names or shapes of the arrays do not fit the network, or values are not
+            finite.
     """
     discriminator = Discriminator(channels)
     wanted = discriminator.state_dict()
@@ -212,12 +224,13 @@ def load_discriminator(arrays: Mapping[str, Tensor], channels: int, site: str) -
 def discriminator_loss(discriminator: nn.Module, own: Tensor, other: Tensor) -> Tensor:
     """Compute Fed-Align-CL's loss L_D (eq. 2), which trains a site's discriminator D, a scalar.
 
-    The loss is the batch mean of -log D(own) - log(1 - D(other)).
+    D gives the probability that an embedding is from this site. The loss is -E log D(own) - E log(1
+    - D(other)), where E is the mean over a batch.
 
     Args:
         discriminator: maps embeddings to the logit of D.
         own: the site's own embeddings, (n, c), which do not get a gradient.
-        other: embeddings of another site, with noise, (m, c).
+        other: embeddings of another site, to which the other site added noise, (m, c).
     """
     # -log sigmoid(z) of a logit z is softplus(-z), which does not overflow
     return softplus(-discriminator(own.detach())).mean() + softplus(discriminator(other)).mean()
@@ -226,12 +239,13 @@ def discriminator_loss(discriminator: nn.Module, own: Tensor, other: Tensor) -> 
 def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
     """Compute Fed-Align-CL's alignment loss (eq. 3) without other sites' discriminators, a scalar.
 
-    The discriminator D gives the probability that an embedding is from this site. The loss, the
-    batch mean of -log D(own) - log(1 - D(own)), is smallest if D gives 1/2.
+    The discriminator D gives the probability that an embedding is from this site. The loss is -E
+    log D(own) - E log(1 - D(own)), where E is the mean over a batch. It is smallest if D always
+    gives 1/2. In eq. 3, another site's discriminator stands in place of 1 - D.
 
     Args:
-        discriminator: maps embeddings to D's logit, without gradients.
-        own: the site's embeddings, (n, c).
+        discriminator: maps embeddings to the logit of D. It does not get gradients.
+        own: the site's embeddings, (n, c), which get gradients.
     """
     # A site's features are the source for its own discriminator in eq. 3, -E log D(own), and the
     # target for the discriminator of another site, -E log D'(own). D' never leaves its site. It is
@@ -247,14 +261,17 @@ def paired_alignment_loss(
 ) -> Tensor:
     """Compute Fed-Align-CL's alignment loss (eq. 3) with other sites' discriminators, a scalar.
 
-    The loss is the mean of -log D(own), plus the mean of -log D'(sent) over other sites. D is this
-    site's discriminator, D' another's.
+    A discriminator gives the probability that an embedding is from its site. The loss is -E log
+    D(own) minus the mean over the other sites of E log D'(sent). Here D is this site's
+    discriminator, D' another site's, and E the mean over a batch. No discriminator gets gradients.
 
     Args:
-        discriminator: maps embeddings to D's logit.
-        others: the same for each D'.
-        own: the site's embeddings, (n, c).
-        sent: the same with noise.
+        discriminator: maps embeddings to the logit of D.
+        others: networks that map embeddings to the logit of D', one for each other site, at least
+            one.
+        own: the site's embeddings, (n, c), which get gradients.
+        sent: the same embeddings with the noise that is added before sending. They get gradients
+            too.
     """
     with _freeze(discriminator, *others):
         # The own features are the source of the pair, the sent ones the target at each other site
@@ -296,12 +313,24 @@ def perturb_arrays(
     settings: FedAlignCLSettings,
     rng: torch.Generator | None,
 ) -> dict[str, Tensor]:
-    """Add Gaussian noise to the arrays in ``names``, and return all arrays by name.
+    """Add Gaussian noise to the arrays in ``names``, and return all arrays.
 
-    This is not differential privacy. With 'noise-scale' "absolute" the noise has the variance
-    'noise-variance'. With "relative" its standard deviation is 'noise-variance' times that of the
-    array. Noisy arrays are float32 on the CPU. If ``rng`` is None, the noise comes from the
-    operating system.
+    This is not differential privacy, because nothing is clipped. 'noise-scale' decides how strong
+    the noise is:
+
+    - "absolute": the noise has the variance 'noise-variance'.
+    - "relative": the noise has a standard deviation of 'noise-variance' times that of the array.
+
+    If 'noise-variance' is 0, no array gets noise.
+
+    Args:
+        arrays: the arrays by name, which are not changed.
+        names: the arrays that get noise. All must be in ``arrays``.
+        settings: 'noise-variance' and 'noise-scale'.
+        rng: the generator. None takes noise from the operating system.
+
+    Returns:
+        All arrays by name. Those with noise are float32 on the CPU. All other arrays are unchanged.
     """
     if not settings.noise_variance:
         return dict(arrays)

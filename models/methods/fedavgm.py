@@ -32,8 +32,12 @@ class FedAvgMSettings(OwnSettings):
         momentum times 'server-learning-rate'.
 
         Args:
-            delta: the sites' mean model, minus the global model.
-            v: the momentum of the last round. None counts as 0.
+            delta: the sites' mean model, minus the global model, as an array.
+            v: the momentum of the last round. None before the first step, where it counts as 0.
+
+        Returns:
+            The step, to add to the global model, and the new momentum. Each is float64 with the
+            shape of ``delta``.
         """
         if v is None:
             v = 0.0

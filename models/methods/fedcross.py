@@ -40,13 +40,15 @@ def collaborators(vectors: Any, choice: Choice, round_: int) -> list[int]:
     """Choose a collaborator for each model, another model with which the server mixes it.
 
     Args:
-        vectors: the models' trained weights, (models, weights).
-        choice: "lowest" takes the model of lowest cosine similarity, and "highest" that of highest.
-            "in-order" takes all other models in turn.
-        round_: the number of the round, for "in-order".
+        vectors: the models' trained weights, (models, weights) float64, for at least two models.
+        choice: "lowest" takes the model whose weights have the lowest cosine similarity. "highest"
+            takes the model with the highest similarity. On a tie the lower index is taken.
+            "in-order" takes all other models in turn: in round r, model i of n gets the model (i +
+            1 + (r mod (n - 1))) mod n.
+        round_: r, the number of the round, from 1. Only "in-order" uses it.
 
     Returns:
-        The index of each model's collaborator.
+        For each model, in order, the index of its collaborator, from 0.
     """
     count = len(vectors)
     if choice == "in-order":

@@ -120,11 +120,13 @@ class MeanPull:
         self._running = torch.zeros_like(mean)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute a batch's loss: the network's criterion plus 'mean-weight' times a pull.
+        """Compute a batch's loss, a scalar: the network's criterion plus kappa times a pull.
 
-        The pull is half the mean squared difference between the mean tokens of all sites and the
-        site's running mean. Each call first moves the running mean towards the batch's mean tokens,
-        by 'mean-momentum'.
+        The pull is half the mean squared difference of ``mean``, the mean tokens of all sites, and
+        the site's running mean r. Each call first changes r, which starts at 0, to (1 - mu) r + mu
+        * (the batch's mean tokens). The tokens lack the site's trained bias. The pull has gradients
+        only through the batch's tokens. The settings are 'mean-weight' for kappa and
+        'mean-momentum' for mu.
 
         Args:
             inputs: (batch, *input_shape).

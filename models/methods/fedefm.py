@@ -91,12 +91,19 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
 def batch_closeness(own: Tensor, other: Tensor, settings: FedEFMSettings) -> Tensor:
     """Compute the mean closeness of two models' feature maps over a batch, a scalar from 0 to 1.
 
-    Equal maps have 1, and a negative mean becomes 0. The maps, (batch, rows, columns, channels),
-    are pooled first. Only ``own`` may get gradients.
+    The maps are pooled, and ``closeness`` compares each sample's two maps. It is 1 for equal maps.
+    If the mean over the samples is negative, the result is 0.
+
+    Args:
+        own: the feature maps of one model, (batch, rows, columns, channels). They get gradients if
+            'emd-gradient' is true.
+        other: the feature maps of the other model, of the same shape. They never get gradients.
+        settings: 'emd-gradient', the length 'emd-grid' to which the sides of a map are pooled, and
+            the solver 'emd-solver'.
 
     Raises:
-        SiteError: shapes differ, or values are not finite.
-        SettingError: the solver refuses large maps.
+        SiteError: the maps differ in shape, or values are not finite.
+        SettingError: the pooled maps are too large for the solver 'cvxpylayers'.
     """
     if not settings.emd_gradient:
         own = own.detach()
@@ -136,14 +143,27 @@ def multishot_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """Compute FedEFM's multishot distillation loss (eq. 2), by which experts teach a network.
 
-    An expert is the silo's model, trained by a neighbour, its host. The loss is:
+    An expert is a copy of the silo's model, trained by a neighbour, its host. The loss is:
 
         (1 - beta) * criterion + sum over experts of c * beta * T^2 KL(expert || network)
 
-    Here c is the closeness of both feature maps.
+    Here c is the closeness of the expert's and the network's feature maps over the batch, from 0 to
+    1 (``batch_closeness``). Without experts only the first term remains.
+
+    Args:
+        network: the silo's network, in training mode.
+        experts: host -> the expert from that host, in eval mode and without gradient. May be empty.
+        inputs: (batch, *input_shape).
+        labels: the true classes, (batch,) int64.
+        settings: beta, the temperature T, and how the closeness is computed. c has gradients only
+            if 'emd-gradient' is true.
 
     Returns:
-        The loss, and host -> c.
+        The loss, a scalar, and host -> c.
+
+    Raises:
+        SiteError: the feature maps differ in shape, or values are not finite.
+        SettingError: the maps are too large for the solver 'cvxpylayers'.
     """
     # Both maps come from eval mode. With the batch's own statistics in one of them, a model's
     # closeness to itself would be 0.72 instead of 1. The map is computed first, because the batch

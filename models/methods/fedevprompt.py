@@ -65,15 +65,18 @@ class FedEvPromptSettings(OwnSettings):
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Check that the run trains prompts of a frozen ViT with an evidential loss.
 
-        The aggregation rule and the prompt sets must also suit 'shared-prompts'. "none" averages
-        nothing, and "b" needs prompts b.
-
         Args:
             common: the run's common settings.
             is_table: ignored.
 
         Raises:
-            SettingError: one of these conditions is not met.
+            SettingError: in one of these cases:
+
+                - The network is not a ViT, has no prompts, or trains its backbone.
+                - 'train.loss' is 'cross-entropy'.
+                - 'shared-prompts' is 'none', which averages nothing, but 'server.aggregation' is
+                  neither 'auto' nor 'mean'.
+                - 'shared-prompts' is 'b', but 'vit.prompt-sets' is 'g', which has no prompts b.
         """
         if common.network != "vit" or common.prompt_sets == "none" or common.train_backbone:
             raise SettingError(
@@ -120,14 +123,14 @@ def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:
 def most_certain(vacuities: Tensor, labels: Tensor, label: int, count: int) -> Tensor:
     """Return the indices of the most certain samples of class ``label``, the most certain first.
 
-    A low vacuity, which means much evidence, makes a sample certain. Equal vacuities keep the
-    samples' order.
+    A low vacuity, which means much evidence, makes a sample certain. Of samples with equal vacuity
+    the earlier one comes first.
 
     Args:
-        vacuities: (n,).
-        labels: the class of each sample, (n,).
+        vacuities: the vacuity of each sample, (n,).
+        labels: the class of each sample, (n,) int64.
         label: the class.
-        count: the most indices to return.
+        count: the most indices. If the class has fewer samples, all are returned.
     """
     of_class = torch.nonzero(labels == label).flatten()
     # A stable sort keeps the samples' order where vacuities are equal

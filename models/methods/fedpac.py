@@ -53,14 +53,14 @@ class FedPACSettings(FedRepSettings):
 def variance_of(shares: Any, means: Any, squares: Any, samples: int) -> float:
     """Compute the variance of a site's class-wise mean feature, V / n in FedPAC's eq. 8.
 
-    V sums p(y) E[|f|^2 | y] - |p(y) E[f | y]|^2 over the classes y, for features f. It is at least
-    0.
+    V is the sum over the classes y of p(y) E[|f|^2 | y] - |p(y) E[f | y]|^2, for features f. A
+    negative V counts as 0.
 
     Args:
-        shares: p(y) of each class, (classes,).
-        means: E[f | y], (classes, d).
-        squares: E[|f|^2 | y], (classes,).
-        samples: n, all training samples.
+        shares: the share p(y) of each class in the site's training samples, (classes,).
+        means: the mean feature E[f | y] of each class, (classes, d).
+        squares: the mean squared length E[|f|^2 | y] of the features of each class, (classes,).
+        samples: n, the number of the site's training samples, at least 1.
     """
     # E|f|^2 by class, less the squared length of what eq. 8 calls the class-wise feature
     spread = shares @ squares - np.square(shares[:, None] * means).sum()
@@ -70,13 +70,18 @@ def variance_of(shares: Any, means: Any, squares: Any, samples: int) -> float:
 def mixing_weights(place: int, features: Any, variances: Any) -> Any:
     """Compute the weights for mixing all sites' classifiers for one site (FedPAC, eq. 8).
 
-    The weights, (sites,), are at least 0 and sum to 1. They favour sites with similar features and
-    small variance.
+    The weights a_j of the sites j are at least 0 and sum to 1. They minimise sum_j a_j^2 v_j +
+    |sum_j a_j (h_i - h_j)|^2 for the site i. This favours sites with similar features and a small
+    variance. If all sites are equal and have no variance, the weights are equal.
 
     Args:
-        place: the index of the site that gets the mix.
-        features: each site's class means times the classes' shares, (sites, classes * d).
-        variances: (sites,).
+        place: i, the index of the site that gets the mix.
+        features: h_j of each site, (sites, classes * d) float64. It joins, over all classes y, the
+            mean feature of y times the share of y.
+        variances: v_j of each site, (sites,).
+
+    Returns:
+        The weights a_j, (sites,).
     """
     # Every command reads the settings of this module, and scipy takes half a second to import
     from scipy.linalg import cholesky, solve_triangular

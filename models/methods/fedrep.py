@@ -29,8 +29,9 @@ class FedRepSettings(FedPerSettings):
     def head_steps(self, steps: int) -> int:
         """Compute how many optimiser steps of a round train only the head of the network.
 
-        The remaining steps train all other layers. The result is 'head-share' times ``steps``,
-        rounded, and from 1 to ``steps`` - 1.
+        The head is trained first, and the remaining steps train all other layers. The result is the
+        setting 'head-share' times ``steps``, rounded to a whole number. It is at least 1 and at
+        most ``steps`` - 1.
 
         Args:
             steps: the number of steps in the round, at least 2.

@@ -46,16 +46,18 @@ def part_norm(common: CommonSettings) -> float:
 
 
 def grid_over(common: CommonSettings, sites: int) -> float:
-    """Compute the grid of a regression's sums, the step to which sites round the numbers they send.
+    """Compute the grid of a regression's sums: the step to which sites round the numbers they send.
 
-    The grid is so large that the server can round the small error of a secret sum away.
+    A secret sum has a small error. A grid that is at least eight times as large lets the server
+    round the error away. The grid is a power of two, computed for the clip norm 1 and 16,384
+    samples per site (``grid_of``). Sites multiply by 'secure.clip-norm' only after rounding.
 
     Args:
         common: the run's settings.
         sites: the number of summed sites.
 
     Raises:
-        SettingError: there are too many sites for sums in 32 bits.
+        SettingError: ``sites`` times 16,384 samples are too many for sums in 32 bits.
     """
     return grid_of(quantisation(replace(common, clip_norm=1.0), sites, SAMPLES), sites)
 
@@ -65,9 +67,19 @@ def join_parts(
 ) -> Floats | None:
     """Rebuild a regression's sums over all sites from the totals of the arrays that sites send.
 
-    A site sends each number in three parts, and also a constant. All totals are first divided by
-    the factor of ``part_norm``. If a site clipped its numbers, the constant or the parts show it,
-    and the result is None. ``parts`` is array -> total.
+    A site sends each number in three parts, of which the first two are rounded to a grid. The
+    numbers were divided by a scale before, which the result still contains.
+
+    Args:
+        common: the run's settings.
+        samples: the number of samples of all sites together.
+        parts: the total of each array over sites, weighted by samples. The keys are the three
+            parts, ``SUMS``, and a constant, ``UNCLIPPED``.
+        grid: the step of the grid (``grid_over``).
+
+    Returns:
+        The sums, (m,). None if a site had to clip its numbers, which makes the totals wrong.
+        Clipping lowers the constant's total or moves the parts off the grid.
     """
     norm = part_norm(common)
     constant = float(parts[UNCLIPPED][0]) / norm
@@ -137,8 +149,13 @@ class GLMSettings(OwnSettings):
             is_table: whether the data set is a table.
 
         Raises:
-            SettingError: the data are images, a setting for the time or outcome does not fit the
-                family, or 'server.evaluate-every' or 'server.sites-per-round' is not 0.
+            SettingError: in one of these cases:
+
+                - The data are images.
+                - 'glm.time' is set, but the family is not 'cox'.
+                - The family is 'cox', 'glm.time' is empty and the task is not 'survival'.
+                - The family is 'linear' or 'poisson', but 'glm.outcome' is empty.
+                - 'server.evaluate-every' or 'server.sites-per-round' is not 0.
         """
         if not is_table:
             raise SettingError(
@@ -186,11 +203,20 @@ class ChosenColumns:
 def find_columns(features: Sequence[str], settings: GLMSettings) -> ChosenColumns:
     """Find the indices of the regression's columns among a table's features.
 
-    'glm.columns' lists names of features. A category's name stands for all of its features, such as
-    'cp=2' and 'cp=3' for 'cp'. An empty list means all but the outcome and time.
+    'glm.columns' lists the columns. A name stands for the feature of that name or, for a category,
+    for all of its features: 'cp' for 'cp=2', 'cp=3' and 'cp=4'. If the setting is empty, the
+    regression uses all features except the outcome and the time.
+
+    Args:
+        features: the names of the table's features.
+        settings: the settings of the regression.
 
     Raises:
-        SettingError: a name is unknown or used twice, or the outcome or time is a category.
+        SettingError: in one of these cases:
+
+            - A name is unknown.
+            - A column is named twice.
+            - The outcome or the time is a category, or is among the columns.
     """
     places = {name: place for place, name in enumerate(features)}
     explained = [name for name in (settings.outcome, settings.time) if name]
@@ -215,10 +241,14 @@ def find_columns(features: Sequence[str], settings: GLMSettings) -> ChosenColumn
 
 
 def _features_of(features: Sequence[str], name: str) -> list[int]:
-    """Find the features of a table that the column ``name`` stands for, and return their indices.
+    """Find the features of a table that the column ``name`` stands for.
 
-    A numeric column is the feature of that name. A category is all features named
-    ``<column>=<level>``, such as 'cp=2' and 'cp=3' for 'cp'.
+    A numeric column is the feature of the same name. A category is the set of all features named
+    ``<column>=<level>``: 'cp' stands for 'cp=2', 'cp=3' and 'cp=4'.
+
+    Returns:
+        The indices of these features in ``features``, ascending. The list is empty if there are
+        none.
     """
     found = []
     for place, feature in enumerate(features):

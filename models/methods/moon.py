@@ -71,11 +71,19 @@ def contrastive_loss(
     temperature: float,
     mean: Callable[[Tensor], Tensor] = torch.mean,
 ) -> Tensor:
-    """Compute MOON's contrastive loss, which pulls a site's network to the global network.
+    """Compute MOON's contrastive loss (eq. 3), which pulls a site's network to the global network.
 
-    A sample's loss is -log(exp(s_g / T) / (exp(s_g / T) + exp(s_p / T))), with the temperature T.
-    Here s_g and s_p are the cosine similarities of ``z`` with ``z_global`` and ``z_previous``.
-    These representations are (batch, size). ``mean`` reduces the losses (batch,).
+    It also pushes the network away from its state after the site's last round. For each sample it
+    is -log(exp(s_g / T) / (exp(s_g / T) + exp(s_p / T))). Here s_g and s_p are the cosine
+    similarities of ``z`` with ``z_global`` and ``z_previous``.
+
+    Args:
+        z: representations by the network in training, (batch, size).
+        z_global: representations by the global network, (batch, size).
+        z_previous: representations by the site's network after its last round, (batch, size).
+        temperature: T.
+        mean: maps the samples' losses (batch,) to the result. By default this is their mean, a
+            scalar.
     """
     near = nn.functional.cosine_similarity(z.float(), z_global.float(), dim=1)
     far = nn.functional.cosine_similarity(z.float(), z_previous.float(), dim=1)

@@ -101,17 +101,23 @@ class PICSRSettings(OwnSettings):
         return ROUTING_STAGE
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check the settings on which PICSR's prototypes and its router depend.
+        """Check the settings that PICSR's prototypes and its router depend on.
 
-        A prototype is a site's mean training sample.
+        A prototype is the mean training sample of a site. A site with fewer training samples than
+        'picsr.prototype-min-count' sends none, because the mean would reveal them.
+
+        Args:
+            common: the run's common settings.
+            is_table: whether the data set is a table.
 
         Raises:
             SettingError: in one of these cases:
 
-                - 'data.standardise' is "site".
-                - The data are a table with 'data.standardise' "pooled", and
-                  'picsr.prototype-min-count' exceeds 'privacy.sums-min-count'.
-                - The warm-up and the experts leave no round for the router.
+                - 'data.standardise' is "site", which makes the mean sample of every site 0.
+                - 'picsr.prototype-min-count' exceeds 'privacy.sums-min-count', for a table with
+                  'data.standardise' "pooled". A small site would then send sums that reveal its
+                  mean.
+                - The warm-up and the experts take all rounds, so that none is left for the router.
         """
         if common.standardise == "site":
             raise SettingError(
@@ -182,12 +188,16 @@ class Router(nn.Module):
     def scores(self, distances: Tensor) -> Tensor:
         """Split each expert's score for one sample into additive terms.
 
-        There is one expert per prototype. A term is a trained weight times the sample's similarity
-        to a prototype. The settings choose the similarity -d or 1 / (1 + d) for the distance d. The
-        last term is a bias.
+        There is one expert per prototype. An expert's score adds up a bias and, for each prototype,
+        a trained weight times the sample's similarity to it. The softmax of the scores gives the
+        experts' weights.
+
+        Args:
+            distances: the distances of the sample to the prototypes, (experts,).
 
         Returns:
-            The terms, (experts, experts + 1).
+            The terms, (experts, experts + 1), a row for each expert. The bias is in the last
+            column.
         """
         similarities = invert_distances(distances, self.inversion)
         # (experts, experts): a linear layer would add up each row, here the terms stay apart
@@ -229,12 +239,15 @@ def build_router(
 def open_router(
     settings: PICSRSettings, prototypes: Mapping[str, Tensor], arrays: Mapping[str, Tensor]
 ) -> Router:
-    """Build the router, which weights the sites' expert networks for each sample, from its weights.
+    """Build the router from its trained weights.
+
+    The router is a network that weights the sites' expert networks for each sample.
 
     Args:
         settings: the settings of PICSR.
         prototypes: site -> prototype (*input_shape), one for each expert and at least one.
-        arrays: arrays by name. Those named ``router/...`` are the weights, and others are ignored.
+        arrays: the received arrays by name, of which those named ``router/...`` are the trained
+            weights. All other arrays are ignored.
 
     Raises:
         SettingError: the arrays do not fit the router.
@@ -279,11 +292,15 @@ class PICSRNetwork(Mixture):
 def routing_metrics(weights: Tensor, sites: Sequence[str], min_samples: int) -> dict[str, float]:
     """Summarise the weights of each expert network over a site's samples, as metrics by name.
 
-    ``weights`` is (n, experts), and each row sums to 1. ``sites`` names the site of each column.
-    The metrics are ``routing.<site>.mean`` and the quantiles ``routing.<site>.q05``, ``.q25``,
-    ``.q50``, ``.q75`` and ``.q95``. With fewer than ``min_samples`` samples, the result is empty.
+    Expert networks are named after their sites. The metrics are ``routing.<expert>.mean`` and the
+    quantiles ``routing.<expert>.q05``, ``.q25``, ``.q50``, ``.q75`` and ``.q95``. If there are
+    fewer than ``min_samples`` samples, the result is empty, because it would reveal them.
+
+    Args:
+        weights: the experts' weights for each sample, (n, experts), rows summing to 1.
+        sites: the expert's site for each column.
+        min_samples: the smallest number of samples.
     """
-    # The weights of few samples would reveal them
     if len(weights) < min_samples:
         return {}
     metrics: dict[str, float] = {}
@@ -324,13 +341,20 @@ class RoutingProbe:
 def feature_contributions(
     router: Router, sample: Tensor, prototypes: Tensor, steps: int = 64
 ) -> Tensor:
-    """Split a sample's distance to each prototype into the contributions of its features.
+    """Split a sample's distance to each prototype into the contributions of the features.
 
-    The distance is |f(sample) - f(prototype)|, where f is the router's embedding. The contributions
-    of a prototype sum up to approximately its distance. They are integrated gradients over
-    ``steps`` points from the prototype to the sample.
+    The distance is |f(sample) - f(prototype)|, where f is the router's embedding. Contributions are
+    integrated gradients along the line from the prototype to the sample. Their sum approximates the
+    distance, and equals it if f is linear.
 
-    ``sample`` is (*input_shape). ``prototypes`` and the result are (experts, *input_shape).
+    Args:
+        router: the router.
+        sample: (*input_shape).
+        prototypes: (experts, *input_shape).
+        steps: the number of points on the line.
+
+    Returns:
+        The contributions, (experts, *input_shape).
     """
     # Integrated gradients (Sundararajan et al. 2017) of z -> ||f(z) - f(p_i)|| along the line from
     # p_i to the sample. The midpoint rule never evaluates p_i itself, where the norm has no
@@ -379,13 +403,19 @@ def routing_document(
 ) -> dict[str, Any]:
     """Build the content of routing.json: the weights that each site's samples give to each expert.
 
-    ``values`` maps each site to its test metrics, such as ``routing.<expert>.mean``. Other metrics
-    are ignored.
+    Args:
+        values: site -> test metrics by name. Only the names ``routing.<expert>.<statistic>`` are
+            read.
+        experts: the experts, named after their sites. Metrics of any other expert are left out.
+        distances: the distances between prototypes, from ``prototype_distances``.
 
     Returns:
-        A mapping with the keys ``experts``, ``sites`` and ``prototype distances``. Under ``sites``
-        it maps site -> expert -> statistic -> value. An expert without metrics has an empty
-        mapping.
+        A mapping with three keys:
+
+        - ``experts``: the list ``experts``.
+        - ``sites``: site -> expert -> statistic, such as ``mean`` -> value. An expert has an empty
+          mapping if the site has no metrics of it.
+        - ``prototype distances``: the argument ``distances``.
     """
     sites: dict[str, dict[str, dict[str, float]]] = {}
     for site, metrics in values.items():

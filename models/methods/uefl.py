@@ -100,13 +100,17 @@ class UEFLSettings(OwnSettings):
     def sends_centroids(self, uncertain: bool, first: bool = False) -> bool:
         """Tell whether sites send centroids of their features to start or refresh a codebook.
 
-        They do if the setting for their case is 'kmeans':
+        One of three settings decides, and the answer is True if it is 'kmeans':
 
-        - 'uefl.codeword-start', if ``uncertain`` is True.
-        - 'uefl.first-book', if only ``first`` is True, which means before round 1.
-        - 'uefl.refresh' otherwise.
+        - 'uefl.codeword-start', if the sites are uncertain. Their centroids start new codewords.
+        - 'uefl.first-book', for certain sites before round 1. Their centroids start the first
+          codebook, which all sites share.
+        - 'uefl.refresh', for certain sites after a round. Their centroids refresh the first
+          codebook.
 
-        Uncertain sites are those whose predictions have a high entropy.
+        Args:
+            uncertain: whether the sites are uncertain.
+            first: whether round 1 is still to come. It is ignored if ``uncertain`` is True.
         """
         # New books start from the uncertain sites; the first book comes from the certain ones
         if uncertain:
@@ -155,11 +159,16 @@ class UEFLSettings(OwnSettings):
         )
 
     def ends_iteration(self, iteration: int, round_: int, rounds: int) -> bool:
-        """Tell whether an iteration ends with ``round_`` and another iteration follows.
+        """Tell whether an iteration ends with ``round_``, and another iteration follows.
 
-        An iteration is a series of rounds. The first has 'uefl.iteration-rounds' rounds, and each
-        later one 'uefl.extension-rounds'. None follows after 'uefl.max-iterations' iterations or
-        after the run's last round, ``rounds``. ``iteration`` and ``round_`` are counted from 1.
+        UEFL may add codewords after an iteration, which is a series of rounds. The first iteration
+        has 'uefl.iteration-rounds' rounds, and each later one 'uefl.extension-rounds'. No iteration
+        follows after 'uefl.max-iterations' iterations or after the run's last round.
+
+        Args:
+            iteration: the number of the current iteration, from 1.
+            round_: the number of the round, from 1.
+            rounds: the number of rounds in the run.
         """
         # The first iteration has a length of its own; all later ones have ``extension_rounds``
         end = self.iteration_rounds + (iteration - 1) * self.extension_rounds
@@ -181,14 +190,19 @@ class UEFLSettings(OwnSettings):
     def refuse_small(self, site: str, sizes: Mapping[str, int], features: int) -> None:
         """Check that a site has validation samples and enough features for the run's settings.
 
-        With 'uefl.max-iterations' 1, nothing is checked. ``sizes`` maps each split to its number of
-        samples, and is empty if unknown.
+        Nothing is checked if 'uefl.max-iterations' is 1.
+
+        Args:
+            site: the site's name, for errors.
+            sizes: split -> number of samples. Empty if the site does not report its sizes.
+            features: the number of training features. Each segment of each token of a sample is
+                one.
 
         Raises:
             SettingError: in one of these cases:
 
-                - The sizes are known without validation samples.
-                - 'uefl.refresh' is 'kmeans', but ``features`` is below 'uefl.codes'.
+                - The site reports its sizes and has no validation samples.
+                - 'uefl.refresh' is 'kmeans', but there are fewer features than 'uefl.codes'.
         """
         if self.max_iterations > 1 and sizes and not sizes.get("val"):
             raise SettingError(
@@ -204,12 +218,15 @@ class UEFLSettings(OwnSettings):
     def few_centroids(self, features: Mapping[str, int]) -> list[str]:
         """Warn if some sites have too few features to fill all K-means clusters.
 
-        A site needs at least 'uefl.codes' times 'uefl.centroid-min-count' training features.
-        ``features`` maps each site to its number.
+        Smaller clusters than 'uefl.centroid-min-count' features start no codewords. A site has too
+        few features if it has fewer than 'uefl.codes' times this number.
+
+        Args:
+            features: site -> number of training features.
 
         Returns:
-            A list with one sentence, which counts the sites with fewer and names the smallest. The
-            list is empty if there are none, or if no setting asks for K-means.
+            A list with one sentence: how many such sites there are, and which has the fewest
+            features. The list is empty if there are none, or if no setting asks for K-means.
         """
         # Clusters are seldom of equal size, so even this number is optimistic
         wanted = self.codes * self.centroid_min_count
@@ -266,13 +283,16 @@ class CentroidNotes(Notes):
 def uncertain_sites(
     entropies: Mapping[str, float], gamma: float, threshold: str = "least"
 ) -> list[str]:
-    """Return the sites whose predictions are uncertain, in alphabetical order.
+    """Return the names of the sites whose predictions are uncertain, in alphabetical order.
 
-    A site is uncertain if its entropy is above (1 + ``gamma``) times a reference. The reference is
-    the least entropy of all sites. With ``threshold`` 'mean' it is the unweighted mean of the
-    entropies.
+    These are the sites for which UEFL adds codewords. A site is uncertain if its entropy is above
+    (1 + ``gamma``) times a reference. The reference is the least entropy of all sites or, with
+    ``threshold`` 'mean', the unweighted mean of all sites' entropies.
 
-    ``entropies`` maps each site to its mean predictive entropy, and holds at least one site.
+    Args:
+        entropies: site -> mean predictive entropy, for at least one site.
+        gamma: how far a site may be above the reference, as a share of it.
+        threshold: 'least' or 'mean'.
     """
     values = list(entropies.values())
     level = min(values)
@@ -288,11 +308,12 @@ def round_marks(extended: Mapping[str, Sequence[str]], refreshed: Sequence[int])
 
     Args:
         extended: round, as text -> the sites that got new codewords. An empty list means that no
-            cluster of features was large enough.
-        refreshed: the rounds after which the sites' common codebook was initialised again.
+            cluster of features was large enough for new codewords.
+        refreshed: the rounds after which the first codebook, which all sites share, was initialised
+            again.
 
     Returns:
-        Round -> text, sorted by round.
+        Round -> text, in the order of rising rounds.
     """
     marks: dict[int, list[str]] = {}
     for number, sites in extended.items():

@@ -28,8 +28,13 @@ def cluster_tokens(
     """Cluster a site's tokens into at most 'uefl.codes' centroids by K-means.
 
     The tokens are (samples, tokens, channels). Each token is first split into 'uefl.segments'
-    features. A centroid is left out if its effective number of samples is below ``min_samples``,
-    because it could reveal a patient. ``seed`` decides the first centres.
+    features. A centroid that few samples dominate is left out, because it could reveal a patient.
+
+    Args:
+        tokens: the encoder's outputs.
+        settings: the settings of UEFL.
+        seed: decides the first centres.
+        min_samples: the smallest effective number of samples of a centroid.
     """
     features = tokens.reshape(-1, tokens.shape[-1] // settings.segments)
     return local_centroids(
@@ -50,11 +55,19 @@ def start_book(
     seed: int,
     round_: int,
 ) -> FloatArray:
-    """Build the initial codewords of a codebook that several sites share.
+    """Build the initial codewords of a book, a codebook that several sites share.
 
-    K-means merges the sites' centroids in ``parts``, weighted by their counts. If there are at most
-    'uefl.codes' centroids, they become the codewords unchanged. If ``parts`` is empty, 'uefl.codes'
-    codewords are drawn from a normal distribution.
+    K-means, weighted by the counts, merges the sites' centroids to at most 'uefl.codes' codewords.
+    If the sites sent no more centroids than that, the centroids become the codewords unchanged. If
+    ``parts`` is empty, 'uefl.codes' codewords are drawn from a normal distribution.
+
+    Args:
+        book: the number of the book.
+        parts: the sites' centroids with their counts. Empty if no site sent any.
+        settings: the settings of UEFL.
+        dimension: the length of a codeword.
+        seed: the run's seed.
+        round_: the last round before the book starts. It is part of K-means' seed.
 
     Returns:
         The codewords (n, dimension), float32, with n at most 'uefl.codes'.
@@ -74,9 +87,20 @@ def centroid_fault(
 ) -> str | None:
     """Return the fault in a site's reply about its centroids, as a clause, or None without a fault.
 
-    ``arrays`` holds ``centroids`` (k, dimension) and ``counts`` (k,). The counts must be positive
-    whole numbers with a sum of at most ``features``. ``stated`` must equal k and be at most
-    ``codes``. Without arrays, it may be 0 to ``codes``.
+    Without arrays, ``stated`` must be a whole number from 0 to ``codes``. With arrays:
+
+    - The numbers of centroids and of counts must equal ``stated``, and be at most ``codes``.
+    - Each count must be a whole number of at least 1.
+    - The sum of the counts must be at most ``features``.
+
+    Whether the centroids are finite is not checked here.
+
+    Args:
+        arrays: ``centroids`` (k, dimension), and ``counts`` (k,), the number of features behind
+            each centroid. Empty if the site only states a number.
+        stated: the number k that the reply states.
+        codes: the largest number of codewords.
+        features: the number of the site's training features. Each segment of a token is a feature.
     """
     if not arrays:
         if stated in range(codes + 1):

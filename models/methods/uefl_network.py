@@ -119,16 +119,15 @@ class UEFLNetwork(SiteNetwork):
         return self.classifier.criterion(logits, labels) + _codebook_loss(tokens, codewords)
 
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of each sample: its cross-entropy plus its codebook loss.
+        """Compute the loss of each sample, (batch,): its cross-entropy plus its codebook loss.
 
-        The network's own criterion, such as one with class weights, is not used.
+        The vectorised simulation needs it, because a batch there holds samples of several sites.
+        The network's criterion is not used. If the criterion is the plain cross-entropy without
+        class weights, the mean of the result equals ``loss``.
 
         Args:
             inputs: (batch, *input_shape).
             labels: the class of each sample, (batch,).
-
-        Returns:
-            The losses, (batch,).
         """
         logits, tokens, codewords = self._quantise(inputs)
         return cross_entropies(logits, labels) + torch.vmap(_codebook_loss)(tokens, codewords)

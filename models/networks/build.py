@@ -31,12 +31,23 @@ def build_classifier(
 ) -> TokenClassifier:
     """Build the network that the settings name, with initial weights drawn from the run's seed.
 
-    If ``task`` is None, the settings decide the task. A task's own builder takes precedence. If
-    training is private, group norm replaces batch norm. A ViT may still lack its pretrained
-    weights.
+    If the task has its own builder (``Task.network``), that builder makes the network. For any
+    other task, the loss is evidential in two cases: 'train.loss' is 'evidential', or it is 'auto'
+    for a ViT whose task has an evidential loss. Otherwise the task's criterion is used. If training
+    is private, group norm replaces batch norm.
+
+    Args:
+        settings: the run's common settings.
+        shape: the input shape and the number of outputs.
+        task: the task, with the scale of a numeric outcome. None means the task in ``settings``.
+
+    Returns:
+        The network in training mode. A network of a plugin or of timm is on the CPU. A ViT's
+        backbone may still lack its pretrained weights, which ``load_backbone`` loads.
 
     Raises:
-        SettingError: the network does not suit the data or cannot be built.
+        SettingError: the network does not suit the kind of data, the images are too small for it,
+            or a plugin's network cannot be built or used.
     """
     task = task or task_of(settings)
     if task.network:
@@ -73,8 +84,11 @@ def build_classifier(
 def _build_for_task(task: Task, settings: CommonSettings, shape: NetworkShape) -> TokenClassifier:
     """Build the network of a task with its own builder, with initial weights drawn from the seed.
 
-    ``task.network`` names the builder as ``module:function``. If training is private, group norm
-    replaces batch norm.
+    ``task.network`` names the builder as ``module:function``, and its module is imported here. If
+    training is private, group norm replaces batch norm.
+
+    Raises:
+        SettingError: the builder refuses the settings or the shape of the images.
     """
     module, _, name = task.network.partition(":")
     build = getattr(import_module(module), name)
@@ -89,7 +103,8 @@ def network_kind(settings: CommonSettings, shape: NetworkShape) -> str:
     """Return the name of the network that the run trains, such as ``conv``.
 
     'auto' becomes 'vgg16-bn' for the colour data sets in ``AUTO_NETWORKS``. For other data it
-    becomes 'conv' for images and 'logistic' for a table.
+    becomes 'conv' for images and 'logistic' for a table. Whether a network of a plugin or of timm
+    takes the data is not checked.
 
     Raises:
         SettingError: a built-in network for images is set but the data are a table, or the reverse.
@@ -115,11 +130,17 @@ def _image_classifier(
 ) -> TokenClassifier:
     """Build a classifier of images: a convolutional encoder, and a head with a hidden layer.
 
-    ``kind`` is 'conv' or 'vgg16-bn'. The hidden layer has as many units as the encoder has
-    channels.
+    The head flattens the encoder's last feature map. Its layers are dropout, a linear layer with as
+    many units as the map has channels, GELU, dropout, and a linear layer to the outputs.
+
+    Args:
+        kind: 'conv' or 'vgg16-bn', the encoder.
+        settings: the width, the dropout rate and, for 'conv', 'network.leading-norm'.
+        shape: the shape of the images and the number of classes.
+        evidence: turns logits into evidence for an evidential loss. None for cross-entropy.
 
     Raises:
-        SettingError: the images are too small for the encoder.
+        SettingError: the images are so small that the encoder leaves no feature map.
     """
     channels, height, width = shape.input_shape
     encoder: ConvEncoder | VggEncoder
@@ -151,8 +172,14 @@ def _row_classifier(
 ) -> TokenClassifier:
     """Build a classifier for table rows: 'mlp' with a hidden layer, or 'logistic' without one.
 
-    The hidden layer has 'network.width' units. ``evidence`` turns outputs into evidence for an
-    evidential loss, and is None for any other loss.
+    The hidden layer has 'network.width' units. In front of the outputs, each network has dropout
+    and a linear layer.
+
+    Args:
+        kind: 'mlp' or 'logistic'.
+        settings: the width and the dropout rate.
+        shape: the number of features and of outputs.
+        evidence: turns outputs into evidence for an evidential loss. None for any other loss.
     """
     hidden = 0
     if kind == "mlp":

@@ -54,11 +54,13 @@ def image_network(settings: CommonSettings) -> str:
 def check_network_settings(settings: CommonSettings) -> None:
     """Check that the run's network uses each network setting that was changed from its default.
 
+    Without this check a user would believe that an unused setting has an effect.
+
     Raises:
         SettingError: in one of these cases:
 
             - The network does not use a changed setting.
-            - 'network.classifier' is 'published', but 'vit.backbone-weights' names no file.
+            - 'network.classifier' is 'published', but 'vit.backbone-weights' names no file with it.
             - 'train.evidence' is changed, but the loss is cross-entropy.
             - 'network.name' names a plugin that cannot be imported.
     """

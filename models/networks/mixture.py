@@ -36,13 +36,18 @@ def by_expert(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
 def open_experts(
     settings: CommonSettings, shape: NetworkShape, arrays: Mapping[str, Tensor]
 ) -> dict[str, TokenClassifier]:
-    """Build each site's expert network, the classifier that it has trained, from received arrays.
+    """Build the expert network of each site from received arrays: site -> network, sorted by site.
 
-    The arrays are named ``expert/<site>/<array>``, and those with other names are ignored. The
-    result maps site -> network in training mode, sorted by site. Without experts it is empty.
+    An expert is the classifier that one site has trained. The networks are in training mode, and
+    their parameters have gradients. If no expert's arrays came, the result is empty.
+
+    Args:
+        settings: the run's settings, which name the network.
+        shape: the shape of an input and the number of classes.
+        arrays: arrays named ``expert/<site>/<array>``. Arrays with other names are ignored.
 
     Raises:
-        SettingError: an expert's arrays do not fit the network that the settings name.
+        SettingError: the arrays of an expert do not fit the network of ``settings``.
     """
     experts = {}
     for site, own in by_expert(arrays).items():
@@ -81,8 +86,9 @@ class Mixture(SiteNetwork):
         The result (batch, classes) can be used as logits, because its softmax is the mixture.
 
         Args:
-            features: (batch, experts, tokens * channels + 1). A row holds the expert's flattened
-                tokens, and last the logarithm of its weight.
+            features: a row for each sample and expert, (batch, experts, tokens * channels + 1). The
+                row holds the expert's flattened tokens, and in the last column the logarithm of its
+                weight.
         """
         logits = []
         for index, expert in enumerate(self._experts()):

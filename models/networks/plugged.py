@@ -30,14 +30,24 @@ R = TypeVar("R")
 def build_plugged(
     settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> TokenClassifier:
-    """Build the network of a plugin or of timm, and check that it accepts the inputs.
+    """Build the network of a plugin or of timm, and try whether it takes such inputs.
 
-    A plugin's ``TokenClassifier`` skips this check and ignores ``evidence``. For others, None means
-    cross-entropy. If training is private, group norm replaces batch norm.
+    The prefix of 'network.name' tells timm's networks from those of plugins. If a plugin returns a
+    ``TokenClassifier``, it is used as it is, without a trial. If training is private, group norm
+    replaces batch norm in any network.
+
+    Args:
+        settings: the run's settings.
+        shape: the shape of an input and the number of classes.
+        evidence: turns logits into evidence for an evidential loss. None for cross-entropy. A
+            plugin's ``TokenClassifier`` ignores it.
 
     Raises:
-        SettingError: the network cannot be built or used, or mixes the samples of a batch in
-            private training.
+        SettingError: in one of these cases:
+
+            - The network cannot be built or does not take such inputs.
+            - It does not return one logit per class.
+            - Training is private, and the network mixes the samples of a batch.
     """
     name = settings.network
     # The server builds networks on the meta device to read shapes; foreign code may not run there
@@ -63,6 +73,11 @@ def call_builder(name: str, builder: Any, shape: NetworkShape) -> nn.Module:
 
     The function gets the input shape and the number of classes.
 
+    Args:
+        name: the network's name, for errors.
+        builder: the object that the plugin names, which should be this function.
+        shape: the shape of an input and the number of classes.
+
     Raises:
         SettingError: ``builder`` is not a function, fails, or returns no module with trainable
             parameters of known sizes.
@@ -82,8 +97,8 @@ def call_builder(name: str, builder: Any, shape: NetworkShape) -> nn.Module:
 def _find_module_fault(module: Any) -> str | None:
     """Return the reason why a builder's result cannot be trained, or None if it can be.
 
-    The result must be a module with a trainable parameter. All parameters and buffers must have
-    known sizes. The caller puts the text after the network's name.
+    The text is a predicate, which the caller puts after the network's name. The result must be a
+    module with at least one trainable parameter. Each parameter and buffer must have a known size.
     """
     if not isinstance(module, nn.Module):
         return f"must be an nn.Module, but is a '{type(module).__name__}'"
@@ -97,7 +112,12 @@ def _find_module_fault(module: Any) -> str | None:
 def _timm_module(name: str, shape: NetworkShape) -> nn.Module:
     """Build a timm classifier for the images and classes of ``shape``, with random weights.
 
-    timm gets the image size only if the network accepts it.
+    timm gets the size of the images, which a ViT needs. A network that does not take this size is
+    built without it.
+
+    Args:
+        name: timm's name for the network.
+        shape: the shape of an image and the number of classes.
 
     Raises:
         SettingError: the data are a table, or timm cannot build the network.
@@ -124,10 +144,14 @@ def _timm_module(name: str, shape: NetworkShape) -> nn.Module:
 
 
 def _refuse_batch_norms(name: str, module: nn.Module) -> None:
-    """Raise a SettingError if a network has a batch norm that group norm cannot replace.
+    """Refuse a network with a batch norm that group norm cannot replace.
 
-    Batch norm mixes the samples of a batch, which private training must not do. Only
-    ``BatchNorm1d`` and ``BatchNorm2d`` themselves are accepted, not their subclasses.
+    Batch norm mixes the samples of a batch, which private training must not do. Group norm replaces
+    only layers whose class is exactly ``BatchNorm1d`` or ``BatchNorm2d``.
+
+    Raises:
+        SettingError: the network has a batch norm of another class, such as ``BatchNorm3d`` or
+            ``SyncBatchNorm``. The error names the first such class.
     """
     usual = (nn.BatchNorm1d, nn.BatchNorm2d)
     for part in module.modules():
@@ -139,13 +163,16 @@ def _refuse_batch_norms(name: str, module: nn.Module) -> None:
 
 
 def _refuse_batch_dependence(name: str, network: nn.Module, shape: NetworkShape) -> None:
-    """Raise a SettingError if a network's logits for a sample depend on the rest of its batch.
+    """Refuse a network whose logits for a sample depend on the other samples of the batch.
 
-    The same inputs are run together and one by one in eval mode. Relative differences of 0.1 %
-    count as rounding. The network is in training mode afterwards.
+    Private training clips the contribution of each patient. If samples influenced each other,
+    clipping would not bound the influence of one patient. The network gets different inputs in eval
+    mode, together and one by one. Relative differences of 0.1 % count as rounding. The network is
+    in training mode afterwards.
+
+    Raises:
+        SettingError: the logits depend on the batch.
     """
-    # Private training clips the contribution of each patient. If samples influenced each other,
-    # clipping would not bound the influence of one patient
     inputs = torch.linspace(-1, 1, _BATCH * prod(shape.input_shape)).view(
         _BATCH, *shape.input_shape
     )
@@ -241,14 +268,19 @@ class PluggedClassifier(TokenClassifier):
         return logits
 
     def fill(self, state: Mapping[str, Any], where: str) -> None:
-        """Load published weights into the wrapped module, all or none.
+        """Load published weights into the wrapped module. If one array does not fit, load none.
 
-        If the published classifier is missing or has another shape, the module keeps its own. A
-        timm network's first convolution is adapted to the number of input channels.
+        If the published classifier is missing or has another shape, the module keeps its own
+        classifier. For a timm network, weights of the first convolution are adapted to the number
+        of input channels.
+
+        Args:
+            state: arrays by the module's own names.
+            where: the origin of the weights, for errors.
 
         Raises:
-            SettingError: another array is missing, has another shape or is not finite, or a name is
-                unknown.
+            SettingError: another array is missing or has another shape, an array's name is unknown,
+                or an array is not finite.
         """
         given: dict[str, Tensor] = {}
         for name, array in state.items():
@@ -296,13 +328,24 @@ def _find_misfit(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> s
 
 
 def _try_module(name: str, module: nn.Module, shape: NetworkShape, split: bool) -> Tensor:
-    """Run a network on two zero inputs, check its outputs, and return the features of one sample.
+    """Check a network with a batch of two zero inputs, and return the features of one sample.
 
-    If ``split``, timm's ``forward_features`` gives the features. Otherwise the features are the
-    logits.
+    The features have no batch axis. The network runs in eval mode, so its running statistics do not
+    change.
+
+    Args:
+        name: the network's name, for errors.
+        module: the network, which is in training mode afterwards.
+        shape: the shape of an input and the number of classes.
+        split: whether the network has timm's ``forward_features``, which gives the features, and
+            ``forward_head``, which gives the logits. If False, the features are the logits.
 
     Raises:
-        SettingError: the network fails, or its outputs have a wrong shape.
+        SettingError: in one of these cases:
+
+            - The network raises an error for such inputs.
+            - The logits are not (2, classes).
+            - The features are not (2, ...).
     """
 
     def forward(inputs: Tensor) -> tuple[Any, Any]:
@@ -333,10 +376,18 @@ def _try_module(name: str, module: nn.Module, shape: NetworkShape, split: bool) 
 def run_on_zeros(
     name: str, module: nn.Module, shape: NetworkShape, forward: Callable[[Tensor], R]
 ) -> R:
-    """Return the result of ``forward`` for two zero inputs, with a network in eval mode.
+    """Run ``forward`` on a batch of two zero inputs with a network in eval mode.
 
-    Running statistics do not change, and ``module`` is in training mode afterwards. ``forward``
-    maps inputs (2, *input_shape) to any result and calls ``module``.
+    Running statistics do not change, and ``module`` is in training mode afterwards.
+
+    Args:
+        name: the network's name, for errors.
+        module: the network that ``forward`` calls.
+        shape: the shape of an input.
+        forward: maps inputs (2, *input_shape) to any result.
+
+    Returns:
+        The result of ``forward``.
 
     Raises:
         SettingError: ``forward`` raises an error.
@@ -356,10 +407,10 @@ def run_on_zeros(
 
 
 def _pixels(name: str, module: nn.Module, shape: NetworkShape) -> tuple[Tensor, Tensor]:
-    """Return the scale and the offset that adapt input pixels to a network: x * scale + offset.
+    """Return the scale and the offset that adapt the pixels of the inputs to a network.
 
-    For timm both are (channels, 1, 1), and map -1..1 to the pixels of timm's training. For a plugin
-    they are the scalars 1 and 0.
+    An input x becomes x * scale + offset. For networks of timm the two are (channels, 1, 1), and
+    map -1..1 to the pixels of timm's training. For a plugin they are the scalars 1 and 0.
     """
     if not name.startswith(TIMM):
         return torch.ones(()), torch.zeros(())

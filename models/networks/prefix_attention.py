@@ -15,12 +15,19 @@ def prefix_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Apply a layer's attention, with trained prompts in front of its keys and values.
 
-    ``x`` holds normalised tokens (batch, tokens, channels). ``prompts`` is (2, prompts, channels),
-    keys first, or None.
+    The tokens attend to the prompts and to each other. Queries come only from the tokens, so the
+    number of tokens stays the same.
+
+    Args:
+        layer: timm's attention.
+        x: normalised tokens (batch, tokens, channels).
+        prompts: keys and values (2, prompts, channels), or None for plain attention.
+        weights: whether to return the attention weights. This is slower, because fused attention
+            cannot be used.
 
     Returns:
-        New tokens of the same shape, and the attention weights (batch, heads, tokens, prompts +
-        tokens) float32. The weights are None if ``weights`` is False, which is faster.
+        New tokens (batch, tokens, channels), and the attention weights (batch, heads, tokens,
+        prompts + tokens) float32. The latter are None if ``weights`` is False.
     """
     q, k, v = _project_with_prefix(layer, x, prompts)
     attention = None
@@ -37,12 +44,18 @@ def fused_prefix_attention(
 ) -> tuple[Tensor, Tensor]:
     """Apply a layer's attention with prompts, and return the mean attention weights over its heads.
 
-    ``x`` holds normalised tokens (batch, tokens, channels). ``prompts`` holds keys and values (2,
-    prompts, channels), or is None for plain attention. The weights of single heads are never
-    stored, which saves memory.
+    This takes little memory, because the weights of the single heads are never stored. The backward
+    pass computes the mean again.
+
+    Args:
+        layer: timm's attention.
+        x: normalised tokens (batch, tokens, channels).
+        prompts: trained keys and values (2, prompts, channels) in front of those of the tokens, or
+            None for plain attention.
 
     Returns:
-        New tokens, and the mean weights (batch, tokens, prompts + tokens) float32.
+        New tokens (batch, tokens, channels), and the mean attention weights (batch, tokens, prompts
+        + tokens) float32.
     """
     q, k, v = _project_with_prefix(layer, x, prompts)
     mixed = nn.functional.scaled_dot_product_attention(q, k, v, scale=layer.scale)

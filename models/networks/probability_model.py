@@ -50,11 +50,12 @@ class ProbabilityModel(nn.Module):
     def prepare(self, inputs: Tensor) -> Tensor:
         """Convert raw inputs (batch, *input_shape) to the float32 that the network takes.
 
-        - Table rows are standardised by the training means and deviations. Missing values (NaN)
-          become 0.
-        - If the model was built with ``pixels``, they are divided by 255 and standardised by
-          channel.
-        - Other images are scaled: uint8 to -1..1, int16 by each image's mean and deviation.
+        - Rows of a table are standardised by the training mean and standard deviation of each
+          feature. A missing value (NaN) then becomes 0, which stands for the mean.
+        - Pixels are divided by 255 and standardised by their channel, if the model was built with
+          ``pixels``, the channels' means and standard deviations.
+        - Any other images are scaled as in training: uint8 to -1..1, int16 by each image's own mean
+          and standard deviation.
         """
         if self.kind == "rows":
             # After standardisation the mean is 0. float64, because training standardises in it too

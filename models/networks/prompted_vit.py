@@ -117,9 +117,10 @@ class PromptedViT(TokenClassifier):
     ) -> tuple[Tensor, Tensor]:
         """Map images to the class token (batch, 1, c) and to rollout maps (batch, patches).
 
-        A rollout map tells how much the class token attends to each patch through all layers, and
-        sums to 1. Prompts are left out. With ``renormalise``, each row of the remaining attention
-        is first scaled to sum to 1.
+        A rollout map sums to 1. Its shares tell how much the class token attends to each patch,
+        through the product of all layers' attention and residual connections. Prompts have no
+        share. With ``renormalise``, the rest of each attention row is scaled to sum to 1 before the
+        product.
         """
         tokens, attentions = self._layers(
             self._patches(inputs), weights=True, renormalise=renormalise
@@ -162,13 +163,20 @@ class PromptedViT(TokenClassifier):
         hidden: list[Tensor] | None = None,
         renormalise: bool = True,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Run the ViT with prompts on embedded patches (batch, n, c), and apply the final norm.
+        """Run the ViT on embedded patches, with each layer's prompts, and apply the final norm.
 
-        If ``hidden`` is a list, the tokens before each layer are appended.
+        Args:
+            patches: embedded patches (batch, n, c), without position embeddings.
+            weights: whether to return each layer's attention weights.
+            hidden: a list to which the tokens before each layer are appended. None to collect
+                nothing.
+            renormalise: whether the rows of the attention weights are scaled to sum to 1 again,
+                after the columns of the prompts were dropped.
 
         Returns:
-            All tokens, and each layer's mean attention between tokens. The latter is empty without
-            ``weights``.
+            All tokens (batch, tokens, c), where the class token and any register tokens come before
+            the n patches. Then a list of each layer's attention weights between tokens, averaged
+            over the heads (batch, tokens, tokens). The list is empty if ``weights`` is False.
         """
         vit = self.vit
         # This repeats timm's own forward pass, whose attention cannot take prompts
@@ -190,11 +198,20 @@ class PromptedViT(TokenClassifier):
     def _attend(
         self, block: Any, x: Tensor, prompts: Tensor | None, weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Apply a block's first norm and its attention with prompts to tokens (batch, tokens, c).
+        """Apply a block's first norm and its attention with prompts to tokens.
+
+        If ``fuses_maps`` is True, the mean attention is computed with little memory. If it is None,
+        this holds on a GPU only.
+
+        Args:
+            block: the block of the ViT.
+            x: tokens (batch, tokens, c), before the block's first norm.
+            prompts: keys and values (2, prompts, c), or None.
+            weights: whether to return the mean attention weights too.
 
         Returns:
-            The attended tokens, and the mean attention weights over the heads (batch, tokens,
-            prompts + tokens). The latter are None if ``weights`` is False.
+            The attended tokens (batch, tokens, c), and the mean attention weights over the heads
+            (batch, tokens, prompts + tokens). The latter are None if ``weights`` is False.
         """
         fuses = self.fuses_maps
         if fuses is None:
@@ -242,10 +259,19 @@ def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
 
 
 def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[str, nn.Parameter]:
-    """Draw the initial prompts, trained keys and values: set -> (layers, 2, length, channels).
+    """Draw the initial prompts of each set: name of the set -> (layers, 2, length, channels).
 
-    With 'vit.prompt-sets' 'b-t', set ``b`` covers the first 'vit.basic-layers' layers and ``t`` the
-    rest. With 'g', set ``g`` covers all layers. With 'none', the result is empty.
+    Prompts are trained keys and values of a layer. On the axis of length 2, keys come first. The
+    setting 'vit.prompt-sets' decides which sets there are:
+
+    - 'b-t': set ``b`` for the first 'vit.basic-layers' layers, and set ``t`` for the other layers.
+    - 'g': one set ``g`` for all layers.
+    - 'none': the result is empty.
+
+    The numbers are drawn from a normal distribution of a small deviation.
+
+    Raises:
+        SettingError: with 'b-t', no layer is left for set ``t``.
     """
     depth, basic = len(vit.blocks), settings.basic_layers
     if settings.prompt_sets == "b-t" and basic >= depth:
@@ -264,12 +290,19 @@ def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[s
 def build_vit(settings: CommonSettings, shape: NetworkShape, **more: Any) -> VisionTransformer:
     """Build the ViT that the settings name, without a head and with random weights.
 
-    A size of 0 in the settings keeps the backbone's own size. ``more`` holds arguments of
-    ``timm.create_model``.
+    Args:
+        settings: the backbone's name, width, depth, heads and patch size. For a value of 0, the
+            backbone keeps its usual value.
+        shape: the shape of the images.
+        more: further arguments of ``timm.create_model``.
 
     Raises:
-        SettingError: timm cannot build the ViT, its blocks are unusual, it has no class token, or
-            the images do not fit it.
+        SettingError: in one of these cases:
+
+            - timm cannot build the ViT.
+            - The ViT has blocks of an unusual class, or no class token.
+            - The images have neither 1 nor 3 channels.
+            - The patch size does not divide the images' sides.
     """
     channels, *size = shape.input_shape
     sizes = {
@@ -325,14 +358,19 @@ def _has_plain_blocks(vit: nn.Module) -> bool:
 def build_prompted_vit(
     settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> PromptedViT:
-    """Build the ViT with prompts, the trained keys and values of its layers.
+    """Build the ViT with prompts, but without loading pretrained weights for its backbone.
 
-    If 'vit.backbone-weights' is 'random', the backbone has random weights. Otherwise its arrays
-    have no values until ``load_backbone`` fills them. ``evidence`` is None for cross-entropy.
+    If 'vit.backbone-weights' is 'random', the backbone gets random weights here. Otherwise its
+    arrays have shapes but no values, and ``load_backbone`` fills the backbone later.
+
+    Args:
+        settings: the run's settings.
+        shape: the shape of the images and the number of classes.
+        evidence: turns logits into evidence for an evidential loss. None for cross-entropy.
 
     Raises:
-        SettingError: the ViT does not fit the images, or 'vit.basic-layers' is not below its number
-            of layers.
+        SettingError: the ViT cannot be built, does not fit the images, or leaves no layer for one
+            of the two prompt sets.
     """
     if settings.backbone_weights == "random":
         return PromptedViT(build_vit(settings, shape), shape, settings, evidence)

@@ -66,16 +66,17 @@ _RESNET22 = _Architecture(
 def fill_vgg(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None:
     """Load VGG16's convolutional weights from a file into ``encoder``, all or none.
 
-    Only arrays under ``features.`` are loaded. The prefix ``module.``, ``model.``, ``encoder.`` or
-    ``backbone.`` may precede it.
+    Only arrays under ``features.`` are loaded. In the file, the prefix ``module.``, ``model.``,
+    ``encoder.`` or ``backbone.`` may precede ``features.``.
 
     Args:
         encoder: the ``VggEncoder`` to fill, in place.
-        content: the file's arrays by name.
+        content: a file's arrays by name. Arrays outside ``features.`` are ignored.
         where: the file, for errors.
 
     Raises:
-        SettingError: these arrays do not fit the encoder or are not finite.
+        SettingError: an array under ``features.`` is missing, has a name unknown to the encoder,
+            has another shape or is not finite. ``encoder`` is then unchanged.
     """
     _fill(encoder, content, where, _VGG)
 
@@ -83,16 +84,18 @@ def fill_vgg(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None
 def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None:
     """Load the weights of ResNet-22 from a published file into ``encoder``, all or none.
 
-    Names in the file may have the prefix ``four_view_resnet.cc.`` or ``view_resnet.``. Other names
-    are then ignored.
+    In the file, a prefix precedes the encoder's names. The prefixes ``four_view_resnet.cc.``,
+    ``view_resnet.`` and "" are tried in this order, until ``first_conv.weight`` is found after one.
+    Arrays without the prefix are ignored.
 
     Args:
-        encoder: the ``ResNet22`` to fill.
-        content: arrays by name, perhaps under ``model``.
+        encoder: the ``ResNet22`` to fill, in place.
+        content: a file's arrays by name, or a mapping that has them under the key ``model``.
         where: the file, for errors.
 
     Raises:
-        SettingError: the arrays do not fit or are not finite.
+        SettingError: an array is missing, has a name unknown to the encoder, has another shape or
+            is not finite. ``encoder`` is then unchanged.
     """
     _fill(encoder, content.get("model", content), where, _RESNET22)
 
@@ -100,10 +103,18 @@ def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) ->
 def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -> None:
     """Load a file's arrays into ``encoder`` as float32, all of them or none.
 
-    The numbers of batches that batch norms have seen are not loaded.
+    The number of batches that a batch norm has seen is never loaded, and may be missing in the
+    file.
+
+    Args:
+        encoder: the network to fill, in place.
+        content: the file's content, which should map names to arrays.
+        where: the file, for errors.
+        source: tells which names the file's arrays should have, and has texts for errors.
 
     Raises:
-        SettingError: an array is missing, has an unknown name, has another shape or is not finite.
+        SettingError: an array is missing, has a name unknown to the encoder, has another shape or
+            is not finite. ``encoder`` is then unchanged.
     """
     setting, wanted = f"setting '{source.setting}'", encoder.state_dict()
     arrays = _select_arrays(content, where, source)
@@ -137,11 +148,20 @@ def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -
 def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str, Any]:
     """Select the encoder's arrays in a file, and remove the prefix from their names.
 
-    The prefix is the first of ``source.prefixes`` with which the file has ``source.first``. After
-    the prefix, a selected name begins with ``source.part``.
+    The prefixes of ``source.prefixes`` are tried in their order. The first prefix counts with which
+    the file has the array ``source.first``, the first convolution's weights.
+
+    Args:
+        content: the file's content. If it is not a mapping, it counts as empty.
+        where: the file, for errors.
+        source: the architecture that the file should hold.
+
+    Returns:
+        The arrays whose names begin with the prefix and then ``source.part``. Only the prefix is
+        removed. Types and shapes are not checked.
 
     Raises:
-        SettingError: no prefix leads to that array.
+        SettingError: no prefix leads to the first convolution.
     """
     stored: Mapping[str, Any] = {}
     if isinstance(content, Mapping):
@@ -164,10 +184,20 @@ def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str,
 def _check_shapes(
     given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str, source: _Architecture
 ) -> None:
-    """Raise a SettingError if a file's array has another shape than the network's array.
+    """Check that a file's arrays have the shapes of the network's arrays of the same names.
 
-    Only the first fault is reported. If the numbers of image channels differ, the error names both.
-    Otherwise it names the 'network.width' that suits the weights.
+    The number of image channels is checked first. Only the first fault is reported.
+
+    Args:
+        given: the file's arrays by the network's names. ``source.first``, the weights of the first
+            convolution, must be among them.
+        wanted: the network's arrays by name. It must have all names of ``given``.
+        where: the file, for errors.
+        source: the architecture, for errors.
+
+    Raises:
+        SettingError: an array has another shape. If the image channels differ, the error names the
+            two numbers. Otherwise it names the 'network.width' that suits the weights.
     """
     setting, first = f"setting '{source.setting}'", given[source.first]
     channels = wanted[source.first].shape[1]
@@ -190,17 +220,19 @@ def _check_shapes(
 
 
 def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str) -> None:
-    """Load the published classifier of mammograms from Wu et al.'s file into ``head``, in place.
+    """Load the published classifier of mammograms from a file into ``head``, in place.
 
-    Only its outputs for malignant findings are used.
+    The file is the one by Wu et al. Its output layer has several findings, of which only the two
+    outputs for malignant findings, no and yes, are used.
 
     Args:
-        head: the classifier from ``build_published_head``.
-        content: arrays by name, perhaps under the key ``model``.
+        head: the classifier that ``build_published_head`` built.
+        content: the file's content. Its entry ``model`` is used if there is one.
         where: the file, for errors.
 
     Raises:
-        SettingError: the classifier is missing, does not fit or is not finite.
+        SettingError: the file lacks a classifier, or the classifier's arrays have other shapes or
+            are not finite. ``head`` is then unchanged.
     """
     stored, wanted = content.get("model", content), head.state_dict()
     arrays = _head_arrays(stored, where)
@@ -217,10 +249,18 @@ def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str)
 
 
 def _head_arrays(stored: Mapping[str, Any], where: str) -> dict[str, Tensor]:
-    """Select the classifier's arrays in a published file of mammogram networks, as float32.
+    """Select the classifier's arrays in a published file of mammogram networks.
 
-    The classifier of the left cranio-caudal view is preferred to one without a view. Only the
-    output rows for malignant findings are kept.
+    The classifier of the left cranio-caudal view is taken if the file has it. Otherwise layers
+    without a view in their names are taken. From the output layer, only the two rows for malignant
+    findings are kept.
+
+    Args:
+        stored: the file's arrays by name.
+        where: the file, for errors.
+
+    Returns:
+        ``0.weight``, ``0.bias``, ``2.weight`` and ``2.bias`` as float32.
 
     Raises:
         SettingError: the file lacks such a classifier.

@@ -120,8 +120,9 @@ class RadiographClassifier(TokenClassifier):
 def _run_checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
     """Run a block of layers with gradient checkpointing, which saves memory but takes more time.
 
-    The backward pass runs the block a second time to compute its activations again. That run does
-    not update the running statistics of batch norms.
+    The forward pass keeps only the block's input ``hidden``. The backward pass runs the block a
+    second time to compute its activations again. The second run does not update the running means
+    and variances of batch norms.
     """
     # The recomputation sees the same batch again: without the context, batch norm's running
     # statistics would take it in twice, and checkpointing would change the model
@@ -173,11 +174,16 @@ def build_head(channels: int, classes: int, dropout: float) -> nn.Sequential:
 def build_published_head(channels: int, classes: int) -> nn.Sequential:
     """Build the classifier of Wu et al.'s weights: a hidden layer, ReLU, and two logits.
 
-    The hidden layer has as many units as its input, ``channels``. The weights are random until
+    The hidden layer has as many units as its input. The weights are random until
     ``fill_published_head`` loads the published ones.
 
+    Args:
+        channels: the number of features, and of units in the hidden layer.
+        classes: the number of classes of the data.
+
     Raises:
-        SettingError: ``classes`` is not 2, for malignant and not malignant.
+        SettingError: ``classes`` is not 2. The published classifier has only the classes malignant
+            and not malignant.
     """
     if classes != 2:
         raise SettingError(
@@ -190,10 +196,16 @@ def build_published_head(channels: int, classes: int) -> nn.Sequential:
 def build_radiograph_classifier(
     settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> RadiographClassifier:
-    """Build ResNet-22 with the head that 'network.classifier' names, and random weights.
+    """Build ResNet-22 with the head that 'network.classifier' names.
 
-    'published' is Wu et al.'s classifier, and 'seed' has two hidden layers with batch norm.
-    ``evidence`` turns logits into evidence for an evidential loss, and is None for cross-entropy.
+    'published' is Wu et al.'s classifier, and 'seed' has two hidden layers with batch norm. The
+    initial weights are random, and published weights are loaded later.
+
+    Args:
+        settings: 'network.width', 'network.classifier', the dropout rate, and whether to use
+            gradient checkpointing.
+        shape: the shape of the images and the number of classes.
+        evidence: turns logits into evidence for an evidential loss. None for cross-entropy.
 
     Raises:
         SettingError: a side of the images is below 16 pixels, or the published classifier meets

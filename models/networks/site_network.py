@@ -146,9 +146,14 @@ class FrozenPart(nn.Module):
 def frozen_weights_in(module: nn.Module, kind: torch.dtype) -> Iterator[None]:
     """Keep the weights of frozen layers in autocast's type ``kind`` during a ``with`` block.
 
-    This saves time, because autocast need not convert them in each step. The layers are the linear
-    layers and 2D convolutions inside a ``FrozenPart``, which is not trained. Afterwards the weights
-    have their exact values again. The block must run the network under autocast.
+    Autocast would convert these weights in each step, and a single conversion saves time. The
+    frozen layers are the linear layers and 2D convolutions inside a ``FrozenPart``, a part that is
+    not trained. Afterwards the weights have their exact values again. The block must run the
+    network under autocast. Otherwise inputs and weights differ in type.
+
+    Args:
+        module: the network.
+        kind: the type of autocast, bfloat16 or float16.
     """
     converted: list[tuple[nn.Parameter, Tensor]] = []
     for frozen in module.modules():
@@ -171,9 +176,11 @@ def frozen_weights_in(module: nn.Module, kind: torch.dtype) -> Iterator[None]:
 def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:
     """Return the arrays that sites exchange: array name -> array, sorted by name.
 
-    These are the parameters and floating-point buffers of ``module``. Integer buffers and arrays
-    inside a ``FrozenPart``, which is not trained, are left out. The arrays share memory with
-    ``module``, so changing an array changes the network.
+    These are the parameters and the floating-point buffers in the state dict of ``module``. Arrays
+    inside a ``FrozenPart``, a part that is not trained, are left out. Integer buffers, the step
+    counters of batch norms, are left out too.
+
+    The arrays share memory with ``module``, so changing an array changes the network.
     """
     frozen: tuple[str, ...] = ()
     for name, part in module.named_modules():
@@ -224,8 +231,11 @@ def last_layers(module: nn.Module, count: int) -> list[str]:
     """Return the names of the exchanged arrays in the last ``count`` layers that are trained.
 
     A layer is a module that has trainable parameters itself, not only in its submodules. Layers are
-    in the order of ``named_modules``. Their buffers, such as running means, are included. If there
-    are fewer layers, all are taken.
+    in the order of ``named_modules``. Their buffers, such as running means, are included.
+
+    Args:
+        module: the network.
+        count: the number of layers, at least 1. If there are fewer layers, all are taken.
     """
     layers = []
     for name, part in module.named_modules():

@@ -91,9 +91,13 @@ class StackedNetwork:
     def keep(self, sites: int, optimiser: Optimizer) -> None:
         """Train only the first ``sites`` sites from now on, because the later sites have finished.
 
-        The parameters and the moments of ``optimiser`` are cut to these sites in place. ``arrays``
-        still holds the weights of all sites. ``sites`` is at least 1 and at most the current
-        number. Sites with fewer steps must come last.
+        The parameters and the optimiser's moments are cut to these sites. ``arrays`` still holds
+        the weights of all sites: the cut parameters share its memory.
+
+        Args:
+            sites: the number of sites that still train, at least 1 and at most as many as now.
+                Sites are ordered so that those with fewer steps come last.
+            optimiser: the optimiser over all parameters of this network, which is changed in place.
         """
         # A slice is a view: the remaining sites keep training the same memory that ``arrays`` holds
         shorter: dict[Tensor, nn.Parameter] = {}

@@ -31,15 +31,14 @@ _LEAST_COUNTS, _MOST_COUNTS = 0.5, 1e4  # bounds of the default noise on counts,
 def epsilon(releases: Releases, delta: float) -> float:
     """Compute an upper bound of epsilon at ``delta`` for all ``releases`` together.
 
-    Epsilon is 0 without releases, and infinite if a release is made without noise.
+    Kinds of release with the number 0 are ignored. Epsilon is 0 without releases, and infinite if a
+    release is made without noise. A sampling rate below 1 means Poisson sampling.
 
     Args:
-        releases: (noise multiplier, sampling rate) -> number of Gaussian releases. A rate below 1
-            means Poisson sampling.
+        releases: (noise multiplier, sampling rate) -> number of Gaussian releases of that kind.
         delta: the delta of (epsilon, delta), above 0 and below 1.
     """
     made = []
-    # Sorted, so that runs with equal releases share a cached result
     for kind, count in sorted(releases.items()):
         if count:
             made.append((kind, count))
@@ -52,8 +51,13 @@ def epsilon(releases: Releases, delta: float) -> float:
 def _epsilon(releases: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
     """Compute an upper bound of epsilon by Rényi differential privacy, and cache the result.
 
-    ``releases`` has ((noise multiplier, sampling rate), number) for each kind, at least one. The
-    caller sorts the kinds. If a kind has noise 0, the result is infinite.
+    At each of many orders, the Rényi divergences of all releases are added up. dp_accounting
+    converts the sums to the smallest epsilon. If a kind has noise 0, the result is infinite.
+
+    Args:
+        releases: ((noise multiplier, sampling rate), number) for each kind, at least one. The
+            caller sorts the kinds, so that runs with equal releases share a cached result.
+        delta: the delta of (epsilon, delta).
     """
     orders: tuple[float, ...] = _FINE
     for (noise, rate), _ in releases:
@@ -76,8 +80,13 @@ def _epsilon(releases: tuple[tuple[tuple[float, float], int], ...], delta: float
 def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
     """Compute the Rényi divergence of one Gaussian release at each of the ``orders``.
 
-    If ``rate`` is at least 1, the divergence is order / (2 ``noise``²). A lower rate means Poisson
-    sampling. The divergence is then at least 2^-46.
+    Without sampling the divergence is order / (2 ``noise``²). With Poisson sampling, the package
+    dp_accounting computes it, and it is at least 2^-46.
+
+    Args:
+        noise: the noise multiplier, above 0.
+        rate: the rate of Poisson sampling. 1 or more means no sampling.
+        orders: the Rényi orders.
     """
     if rate >= 1:
         return tuple(order / (2 * noise**2) for order in orders)
@@ -96,10 +105,12 @@ def noise_for(budget: float, delta: float, releases: Callable[[float], Releases]
     Args:
         budget: the largest allowed epsilon.
         delta: the delta of (epsilon, delta).
-        releases: maps a noise multiplier to the run's releases. More noise must not raise epsilon.
+        releases: a function from a noise multiplier to the run's releases. More noise must not
+            raise epsilon.
 
     Raises:
-        SettingError: even a multiplier of 2^20 is not enough.
+        SettingError: even a multiplier of 2^20 is not enough. Releases that do not depend on the
+            multiplier then exceed the budget.
     """
     # Doubling finds an upper end; bisection then keeps ``high`` within the budget
     low, high = 0.0, 1.0
@@ -122,8 +133,12 @@ def noise_for(budget: float, delta: float, releases: Callable[[float], Releases]
 def counts_noise_for(budget: float, delta: float) -> float:
     """Choose the standard deviation of the noise on a hospital's numbers of patients.
 
-    Releasing the numbers once then costs a quarter of ``budget``, the hospital's largest epsilon
-    over all runs. The result is limited to 0.5 to 10,000.
+    With this noise, releasing the numbers once costs a quarter of ``budget``, so that most of the
+    budget is left for training. The result is limited to 0.5 to 10,000.
+
+    Args:
+        budget: the hospital's largest epsilon over all runs.
+        delta: the delta of (epsilon, delta).
 
     Raises:
         SettingError: no noise is enough for a quarter of the budget.

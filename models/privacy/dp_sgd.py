@@ -31,8 +31,12 @@ _STEP = 2.0**-53  # distance between two uniform numbers
 def poisson_batch(count: int, rate: float, rng: torch.Generator | None) -> Tensor:
     """Draw a batch that contains each of ``count`` samples independently with probability ``rate``.
 
-    The rate is above 0. With a rate of 1 or more, the batch has all samples. ``rng`` None means
-    random bits of the operating system.
+    Args:
+        count: number of samples.
+        rate: the probability, above 0. With 1 or more the batch has all samples. Below 1 it is
+            rounded down to a multiple of 2^-53, so the batch never costs more epsilon than
+            computed.
+        rng: the generator, or None for random bits of the operating system.
 
     Returns:
         Indices of the samples, int64, ascending. There may be none.
@@ -67,11 +71,20 @@ def clipped_gradients(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Clip the gradient of each sample in a batch, and add up the gradients and the losses.
 
-    Each gradient gets an L2 norm of at most ``release.bound``. Non-finite numbers count as 0. At
-    most ``size`` samples are in memory at once. 0 means as many as fit.
+    The network's own gradients are not changed. Numbers that are not finite count as 0.
+
+    Args:
+        network: the network in training mode. Its layers must not mix samples, as batch norm does.
+        loss: the mean loss of inputs (batch, ...) and labels (batch,), computed with ``network``.
+        inputs: (batch, ...) float.
+        labels: (batch,) int64.
+        release: its ``bound`` limits the L2 norm of a sample's gradient over all parameters. If
+            ``release.alone``, each sample is a batch of one, and ``size`` is ignored.
+        size: number of samples whose gradients are in memory at once. 0 for as many as fit.
 
     Returns:
-        Parameter -> sum of gradients, int64 in units of bound / 2^24, and the sum of losses.
+        Parameter -> sum of gradients, in whole units of bound / 2^24, int64. Then the sum of
+        losses, a scalar.
     """
     parameters = _trained_parameters(network)
     if release.alone:
@@ -119,11 +132,19 @@ def _clip_one_by_one(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Sum clipped gradients and losses, with a forward and backward pass for each sample.
 
-    Non-finite numbers count as 0.
+    Each sample is first copied to its own memory. Otherwise its place in the batch could change the
+    last bits of its gradient.
+
+    Args:
+        parameters: the parameters to train, by name.
+        loss: the mean loss of inputs (1, ...) and labels (1,).
+        inputs: (batch, ...) float.
+        labels: (batch,) int64.
+        release: its ``bound`` limits the L2 norm of a sample's gradient over all parameters.
 
     Returns:
-        Parameter -> sum of gradients, int64 in units of bound / 2^24, and the sum of losses, a
-        scalar.
+        Parameter -> sum of gradients, in whole units of bound / 2^24, int64. Then the sum of
+        losses, a scalar. A loss that is not finite adds 0.
     """
     # The gradient of a sample is joined to one vector, because clipping array by array takes twice
     # the time
@@ -132,7 +153,6 @@ def _clip_one_by_one(
     whole = torch.zeros(sum(sizes), dtype=torch.int64, device=inputs.device)
     total = torch.zeros((), device=inputs.device)
     for one in range(len(labels)):
-        # Without the copy, a sample's place in the batch could change the last bits of its gradient
         value = loss(copy_alone(inputs, one), copy_alone(labels, one))
         # A parameter that the loss does not use has the gradient 0
         gradients = torch.autograd.grad(value, trained, materialize_grads=True)
@@ -150,7 +170,8 @@ def _gradients_per_sample(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Compute the gradient and the loss of each sample in a batch, in one ``vmap`` pass.
 
-    Each sample has its own dropout mask.
+    Each sample has its own dropout mask. The network's own gradients are not changed. ``loss`` gets
+    a batch of one for each sample.
 
     Returns:
         Gradients (batch, ...) by parameter, and the losses (batch,). Parameters that do not affect
@@ -181,16 +202,20 @@ def _gradients_per_sample(
 def noisy_mean(sums: Mapping[str, Tensor], release: Release, expected: float) -> dict[str, Tensor]:
     """Add noise to sums of clipped gradients, and divide by the expected batch size.
 
+    The real size is not used, because it depends on which patients are in the data.
+
     Args:
         sums: the sums from ``clipped_gradients``.
-        release: the release that clipped them, which decides the noise. The call uses up one
-            release of its budget.
+        release: the release that clipped them, which decides the noise. The call uses up one of the
+            releases whose epsilon is already paid.
         expected: the sampling rate times the number of samples, above 0.
 
     Returns:
         Mean gradients by parameter, float64, on the CPU.
+
+    Raises:
+        RuntimeError: all paid releases are used up, which is a bug in the calling code.
     """
-    # The real batch size depends on which patients are in the data, so it must not be used
     return {name: value / expected for name, value in release.with_noise(sums).items()}
 
 
@@ -201,9 +226,10 @@ _CHANNELS = 8
 def with_group_norm(module: nn.Module) -> None:
     """Replace every batch norm inside ``module``, in place, by a group norm of the same channels.
 
-    Only ``BatchNorm1d`` and ``BatchNorm2d`` are replaced. If ``module`` itself is a batch norm, it
-    stays. A group has 8 channels if the number of channels is a multiple of 8, otherwise more.
-    Fewer than 8 channels are one group.
+    Group norm normalises each sample by itself, without running statistics. A group has 8 channels
+    if the number of channels is a multiple of 8, otherwise more. Fewer than 8 channels are one
+    group. The new norm begins with weights 1 and biases 0. Only ``BatchNorm1d`` and ``BatchNorm2d``
+    are replaced. If ``module`` itself is a batch norm, it stays.
     """
     for name, part in module.named_children():
         if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):

@@ -21,14 +21,19 @@ LOSS_BOUND = 3.0  # nats; a sample's larger loss counts as 3
 def bounded_parts(probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Compute each sample's contribution to the site's accuracy, loss and entropy.
 
-    The loss is divided by its limit of 3 nats, and the entropy by log(classes). If a probability of
-    a sample is not finite, all of them become 1 / classes. ``probabilities`` is (n, classes).
+    A loss above 3 nats (``LOSS_BOUND``) counts as 3 nats. If one of a sample's probabilities is not
+    finite, each of them is replaced by 1 / classes, because a NaN in a sum would reveal that
+    sample.
+
+    Args:
+        probabilities: (n, classes) float64.
+        labels: (n,) int64.
 
     Returns:
-        "accuracy", "loss" and "entropy" -> contributions (n,) float64 in [0, 1].
+        "accuracy", "loss" and "entropy" -> contributions (n,) float64 in [0, 1]. The loss is
+        divided by 3 nats, and the entropy by log(classes).
     """
     classes = probabilities.shape[1]
-    # A NaN in a sum would reveal its sample
     known = probabilities.isfinite().all(dim=1, keepdim=True)
     probabilities = torch.where(known, probabilities, 1 / classes)
     losses = nn.functional.nll_loss(probabilities.clamp_min(1e-12).log(), labels, reduction="none")
@@ -43,9 +48,9 @@ def bounded_parts(probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
 def parts_bound(parts: Mapping[str, Tensor]) -> float:
     """Return the largest possible L2 norm of one patient's contributions to all ``parts``.
 
-    A patient is in one split and adds at most 1 to each of its metrics. The norm is therefore the
-    square root of the largest number of metrics in a split. Names such as ``incoming.val.loss``
-    have the split in the middle.
+    The names of ``parts`` have the form ``incoming.val.loss``, with the split in the middle, and
+    only the names are read. A patient is in one split and adds at most 1 to each of its metrics.
+    The norm is therefore the square root of the largest number of metrics in a split.
     """
     most = max(Counter(map(split_of, parts)).values())
     return math.sqrt(most)
@@ -57,13 +62,22 @@ def noisy_metrics(
     ranges: Mapping[str, float],
     release: Release,
 ) -> dict[str, float]:
-    """Compute the site's metrics, clipped to their ranges, with noise in one release.
+    """Compute the site's metrics with noise, all in one release.
+
+    Each noisy sum is divided by the reported number of samples, because the true number must stay
+    secret.
 
     Args:
-        parts: metric (such as ``incoming.val.loss``) -> contributions (n,) in [0, 1].
-        reported: split -> reported number of samples, by which each noisy sum is divided.
-        ranges: metric (such as ``loss``) -> largest value. The smallest is 0.
-        release: decides the noise. Its bound must be ``parts_bound(parts)``.
+        parts: metric (such as ``incoming.val.loss``) -> contributions (n,) in [0, 1] of the n
+            samples in the metric's split.
+        reported: split -> number of samples that the site has reported. 0 counts as 1.
+        ranges: metric (such as ``loss``) -> its largest value, where every contribution is 1. Its
+            smallest value is 0.
+        release: clips the contributions and adds the noise. Its bound must be
+            ``parts_bound(parts)``.
+
+    Returns:
+        Metric -> value, clipped to its range.
     """
     sums: dict[str, Tensor] = {}
     by_split: dict[str, dict[str, Tensor]] = {}
@@ -75,7 +89,6 @@ def noisy_metrics(
         sums |= release.sums(values_of_split)
     leaving = {}
     for name, total in release.with_noise(sums).items():
-        # The reported number, because the true number must stay secret
         share = float(total) / max(1, reported[split_of(name)])
         leaving[name] = min(max(share, 0.0), 1.0) * ranges[name.rpartition(".")[2]]
     return leaving

@@ -24,7 +24,8 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
 
     Args:
         common: the run's common settings.
-        table: whether the data are a table. A numeric outcome always counts as one.
+        table: whether the data are a table. A table is standardised by means and deviations, which
+            may reveal patients. A task with a numeric outcome always counts as a table.
 
     Raises:
         SettingError: two settings contradict each other. Only the first contradiction is named.
@@ -41,9 +42,18 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
 def _find_not_private(common: CommonSettings, table: bool) -> Iterator[str]:
     """Yield an error message for each setting that contradicts private training (DP-SGD).
 
-    'privacy.sample-clip-norm' and 'privacy.noise-multiplier' must both be set or both be 0. If they
-    are set, values without noise, compressed updates, 'fp16' and gradient checkpointing are among
-    the contradictions.
+    'privacy.sample-clip-norm' and 'privacy.noise-multiplier' must both be set or both be 0. If the
+    norm is 0, settings that would then have no effect give messages too. If it is set, each of
+    these gives a message:
+
+    - A method that sends values without noise (``why_not_private``).
+    - For a table, a value of 'data.standardise' other than 'declared'.
+    - Class weights 'balanced', compressed updates, or precision 'fp16'.
+    - 'train.epoch-steps' or gradient checkpointing, in one message.
+
+    Args:
+        common: the run's common settings.
+        table: whether the data are a table.
     """
     clip, noise = common.sample_clip_norm, common.noise_multiplier
     if bool(clip) != bool(noise):
@@ -145,8 +155,13 @@ def _find_broken_trust(common: CommonSettings, table: bool) -> Iterator[str]:
 def _find_unsummable(common: CommonSettings) -> Iterator[str]:
     """Yield an error message for each setting that secure aggregation does not allow.
 
-    These are methods that need more than a sum, a 'secure.clip-norm' of 0, aggregations other than
-    the mean, compressed updates, and site weights from a file.
+    The caller has checked that 'secure.aggregation' is on. Each of these gives a message:
+
+    - A method that needs more than a sum over sites (``needs_sums_only``).
+    - A 'secure.clip-norm' of 0.
+    - An aggregation other than the mean.
+    - Compressed updates.
+    - Site weights from a file.
     """
     if not needs_sums_only(common.method):
         yield (

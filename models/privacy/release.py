@@ -65,14 +65,16 @@ class Release:
     def parts(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Clip each patient's contribution to the L2 norm ``bound``, and round it to whole units.
 
-        A unit is bound / 2^24, and numbers are rounded towards zero. Non-finite numbers count as 0.
+        A unit is bound / 2^24, and numbers are rounded towards zero. If a floating-point error
+        still leaves a contribution longer than the bound, it becomes 0. NaN and infinite numbers
+        count as 0, because an error would reveal the patient.
 
         Args:
-            rows: name -> array (n, ...). Row i of all arrays together is the contribution of
-                patient i.
+            rows: name -> array (n, ...), at least one array, all with the same n. Row i of all
+                arrays together is the contribution of patient i.
 
         Returns:
-            Name -> int64 array of the same shape.
+            Name -> int64 array of the same shape, in units.
         """
         # Arrays (n, numbers) by name; one row of all arrays together is one patient's vector
         flat: dict[str, Tensor] = {}
@@ -112,14 +114,19 @@ class Release:
     def with_noise(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Add Gaussian noise to sums of patients' contributions, and convert the sums from units.
 
-        A unit is ``bound`` / 2^24. The noise has the standard deviation ``noise`` * ``bound``. The
-        result is float64.
+        A unit is ``bound`` / 2^24. The noise is a whole number of units. Its standard deviation is
+        ``noise`` * ``bound``, rounded up to a whole unit. The call uses up one of the releases
+        whose epsilon is already paid.
 
         Args:
-            sums: sums by name, int64 in units.
+            sums: sums of clipped contributions by name, int64 in units.
+
+        Returns:
+            Name -> noisy sum, sorted by name: float64, on the CPU.
 
         Raises:
-            RuntimeError: all releases whose epsilon is paid are used up, or a sum is not int64.
+            RuntimeError: all paid releases are used up, or a sum is not int64. These are bugs in
+                the calling code.
         """
         if self.made >= self.releases:
             raise RuntimeError(f"{self.releases} release(s) were charged, but one more is made")

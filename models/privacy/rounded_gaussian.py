@@ -54,12 +54,13 @@ def rounded_normals(deviation: int, count: int, source: torch.Generator | None) 
 
 
 def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) -> _Whole:
-    """Draw ``count`` Gaussian numbers of mean 0, rounded to whole numbers, int64.
+    """Draw ``count`` Gaussian numbers of mean 0, rounded to whole numbers with exact probabilities.
 
-    Each whole number has exactly the probability that a Gaussian number rounds to it.
+    Random points are converted in batches (``_accept_pairs``) until there are enough numbers.
+    Surplus numbers are dropped.
 
     Args:
-        deviation: standard deviation, at most ``LARGEST_DEVIATION``, which is not checked.
+        deviation: standard deviation, at most ``LARGEST_DEVIATION``.
         count: the number of draws. 0 gives an empty array.
         random_bytes: a function of a number n that returns n random bytes.
     """
@@ -73,10 +74,20 @@ def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) 
 
 
 def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
-    """Draw random points in [-1, 1]^2, and convert those in the unit circle to Gaussian numbers.
+    """Draw random points in a square, and convert those inside the unit circle to Gaussian numbers.
 
-    A point inside gives two adjacent numbers of mean 0, rounded to whole numbers. Points outside
-    are dropped. The result is int64, (2 * points inside,).
+    The square is [-1, 1]^2. A point inside the circle gives two independent numbers of mean 0 and
+    the given standard deviation (polar method). Each number is rounded to the right whole number.
+    Points outside are dropped.
+
+    Args:
+        deviation: the standard deviation, at most ``LARGEST_DEVIATION``.
+        pairs: the number of points to draw.
+        random_bytes: a function of n that returns n random bytes. More bytes are drawn for a point
+            whose rounding is not certain.
+
+    Returns:
+        int64 numbers, (2 * points inside the circle,). The two numbers of a point are adjacent.
     """
     words = np.frombuffer(random_bytes(16 * pairs), dtype=np.uint64) >> np.uint64(64 - _BITS)
     bits = words.astype(np.int64).reshape(pairs, 2)
@@ -105,10 +116,18 @@ def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
 
 
 def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
-    """Compute the Gaussian numbers u f and v f of n points (u, v), and bounds of their errors.
+    """Compute the Gaussian numbers u f and v f of n points (u, v), and a bound on their errors.
 
-    Here f is sqrt(-2 ln w / w) with w = u^2 + v^2. The bounds cover rounding and the undrawn bits
-    of u and v. Both results are (n, 2).
+    The factor f is sqrt(-2 ln w / w) with w = u^2 + v^2. Each coordinate is uncertain by 2^-53,
+    because only its first 53 random bits are drawn. The bound covers this uncertainty and the
+    rounding errors of float64, times four for safety.
+
+    Args:
+        middle: u and v, (n, 2), each the middle of the interval that its 53 bits leave open.
+        w: u^2 + v^2, (n,), above 0 and below 1.
+
+    Returns:
+        The numbers (n, 2) and the bounds (n, 2).
     """
     logarithm = np.log(w)
     f = np.sqrt(-2 * logarithm / w)
@@ -125,10 +144,20 @@ def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
 def _decide_by_more_bits(
     deviation: int, u: int, v: int, random_bytes: Bytes
 ) -> tuple[int, int] | None:
-    """Convert a random point to two rounded Gaussian numbers, or None outside the unit circle.
+    """Convert a random point (u, v) to two Gaussian numbers, rounded to whole numbers.
 
-    More bits are drawn until the rounding is certain. ``u`` and ``v`` hold the first 53 bits of
-    each coordinate. 0 stands for -1, and 2^53 for 1.
+    At least once, 64 more bits are drawn for each coordinate. Drawing ends when the rounding of the
+    two Gaussian numbers is certain.
+
+    Args:
+        deviation: the standard deviation of the numbers.
+        u: the first 53 random bits of the first coordinate, as a whole number. 0 stands for -1, and
+            2^53 for 1.
+        v: the same for the second coordinate.
+        random_bytes: a function of n that returns n random bytes.
+
+    Returns:
+        The two whole numbers, or None if the point is outside the unit circle.
     """
     bits = _BITS
     while True:
@@ -147,8 +176,12 @@ def _decide_by_more_bits(
 def _interval(number: int, bits: int) -> tuple[int, int, int]:
     """Return the sign of a random coordinate in -1..1, and two bounds of its absolute value.
 
-    ``number`` holds the first ``bits`` random bits of the coordinate. The bounds are successive
-    whole numbers in units of 2^(1-bits).
+    ``number`` holds the first ``bits`` random bits of the coordinate. With h = 2^(bits-1), they say
+    that the coordinate lies between (number - h) / h and (number - h + 1) / h.
+
+    Returns:
+        The sign, 1 or -1. Then the smaller and the larger bound, two successive whole numbers that
+        count steps of 1 / h.
     """
     half = 1 << (bits - 1)
     if number >= half:
@@ -159,10 +192,22 @@ def _interval(number: int, bits: int) -> tuple[int, int, int]:
 def _from_intervals(
     deviation: int, u: tuple[int, int, int], v: tuple[int, int, int], bits: int
 ) -> list[int] | None:
-    """Compute two rounded Gaussian numbers from intervals of the coordinates u and v.
+    """Compute two rounded Gaussian numbers from intervals in which the coordinates u and v lie.
 
-    An interval is a sign and two bounds of the absolute value, in units of 2^(1-bits). The result
-    is None outside the unit circle, and empty if more bits are needed.
+    By Marsaglia's polar method, u f and v f are standard normal if w = u^2 + v^2 is below 1 and f =
+    sqrt(-2 ln w / w). Each step is bounded from below and above. A number is certain if its two
+    bounds round to the same whole number.
+
+    Args:
+        deviation: the standard deviation of the numbers.
+        u: the first coordinate: its sign, and two whole numbers that enclose its absolute value, in
+            units of 2^(1-bits).
+        v: the second coordinate, in the same form.
+        bits: the number of random bits per coordinate. The computation has as many decimal digits.
+
+    Returns:
+        The two whole numbers. None if the point certainly lies outside the unit circle. An empty
+        list if more bits are needed to be certain.
     """
     # Each line is bounded from below with ``down`` and from above with ``up``. decimal returns the
     # nearest number for roots and logarithms, so its two neighbours enclose the true value.

@@ -79,11 +79,13 @@ class Quantisation:
 def quantisation(common: CommonSettings, sites: int, samples: int = SAMPLES) -> Quantisation:
     """Choose how finely numbers are rounded, so that their sum over all sites fits into 32 bits.
 
+    The result has as many levels as possible, between -'secure.clip-norm' and 'secure.clip-norm'.
+
     Args:
         common: the run's settings.
         sites: the number of summed sites, at least 1.
-        samples: 'secure-samples' from the site files. A site with more samples counts as having
-            this number.
+        samples: 'secure-samples' from the site files, the same at each site. A site with more
+            samples is weighted as if it had only this number.
 
     Raises:
         SettingError: ``sites`` times ``samples`` does not fit into 32 bits.
@@ -111,9 +113,14 @@ def why_too_coarse(
 ) -> str | None:
     """Return an error message if rounding would distort the mean too much, otherwise None.
 
-    The error's expected norm, at most 1 % of 'secure.clip-norm', is step * sqrt(sites * numbers /
-    12) * B / ``samples``. Here ``numbers`` is the length of an update, and B is 'secure-samples'.
-    ``samples`` counts all sites' samples, and 0 means B.
+    The expected norm of the rounding error may be 1 % of 'secure.clip-norm'. It is step *
+    sqrt(sites * numbers / 12) * B / ``samples``, where B is ``levels.samples``.
+
+    Args:
+        numbers: the number of elements of an update.
+        levels: the rounding of the secret sum. ``levels.samples`` is 'secure-samples'.
+        sites: the number of summed sites. With 1, the error is that of a single site.
+        samples: the number of samples at all these sites together. 0 means B.
     """
     # A rounding error is uniform over a step and has variance step^2 / 12. Its norm grows with the
     # square root of the numbers in an update and of the sites
@@ -131,12 +138,12 @@ def why_too_coarse(
 def needed_sites(common: CommonSettings, sites: int) -> int:
     """Return the number of sites, out of ``sites``, that must stay connected to the end of a round.
 
-    The number is 'secure.threshold'. If that is 0, the number is the smallest above two thirds of
-    the sites, but at least three.
+    The number is 'secure.threshold'. If the setting is 0, it is the smallest whole number above two
+    thirds of the sites, but at least three.
 
     Raises:
-        SettingError: there are fewer than three sites, or the set threshold does not suit their
-            number.
+        SettingError: there are fewer than three sites, or the threshold is set but below three, at
+            most half of the sites, or above the number of sites.
     """
     if sites < _FEWEST:
         raise SettingError(
@@ -158,9 +165,13 @@ def needed_sites(common: CommonSettings, sites: int) -> int:
 def tolerated_colluders(threshold: int, sites: int) -> int:
     """Compute how many sites may collude with the server without revealing another site's update.
 
-    The result is the smaller of 2t - n - 1 and t - 2. Here t is ``threshold``, the fewest sites
-    that stay to the end of a round, and n is ``sites``. If negative, the server alone may learn an
-    update.
+    The result is the smaller of 2t - n - 1 and t - 2. The first term is the limit of Bonawitz et
+    al. (2017, theorem 6.5). The second makes sure that each opened sum has at least two honest
+    sites. A negative result means that even the server alone may learn an update.
+
+    Args:
+        threshold: t, the fewest sites that must stay to the end of a round.
+        sites: n, the number of sites in the round.
     """
     return min(2 * threshold - sites - 1, threshold - 2)
 
@@ -184,10 +195,12 @@ class MaskStream:
 def mask_arrays(
     arrays: Mapping[str, Words], plus: Iterable[bytes], minus: Iterable[bytes] = ()
 ) -> dict[str, Words]:
-    """Return copies of arrays, sorted by name, with masks added and subtracted modulo 2^32.
+    """Return copies of arrays with masks added and subtracted, modulo 2^32.
 
-    ``plus`` holds the secret keys of masks to add, and ``minus`` those of masks to subtract. If one
-    site adds a mask and another subtracts it, the mask cancels in their sum.
+    ``plus`` holds the secret keys of masks to add, ``minus`` the keys of masks to subtract. A key
+    determines its mask's numbers (``MaskStream``), in the order of the arrays' names. If one site
+    adds a mask and another subtracts it, the mask cancels in their sum. The result is sorted by
+    name.
     """
     # uint32 wraps around in numpy, which is the addition modulo 2^32 that masks need
     added = [MaskStream(key) for key in plus]

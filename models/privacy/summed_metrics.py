@@ -20,16 +20,23 @@ TRAIN_LOSS = measurement(TRAINED, "train", "loss")
 
 
 def summed_metrics(trains: bool, measured: Sequence[str], splits: Sequence[str]) -> list[str]:
-    """List the metrics that are added up over sites in a secret sum, such as ``incoming.val.loss``.
+    """List the metrics that are added up over sites in a secret sum, for a part of a run.
 
-    If ``trains``, the training loss comes first. The metrics ``measured`` follow for validation and
-    test data. Each needs its split in ``splits``, the splits that every site has. The list may be
-    empty.
+    Sites measure ``measured`` on validation and test data, with the model that they have received.
+
+    Args:
+        trains: whether sites train in this part of the run. The training loss is then listed if
+            every site has the split ``train``.
+        measured: the metrics that sites measure (``Task.always``). Empty if they measure nothing.
+        splits: the splits that every site has. A sum over fewer sites would show which sites lack
+            the split.
+
+    Returns:
+        Names such as ``incoming.val.loss``, the training loss first. May be empty.
     """
     names = []
     if trains and "train" in splits:
         names.append(TRAIN_LOSS)
-    # A sum over fewer sites would show which sites lack the split
     for split in ("val", "test"):
         if split in splits:
             names += [measurement(INCOMING, split, metric) for metric in measured]
@@ -45,11 +52,17 @@ def split_of(name: str) -> str:
 
 
 def bounds(name: str, limits: Mapping[str, tuple[float, float]]) -> tuple[float, float] | None:
-    """Return the bounds to which a metric is clipped before a secure sum.
+    """Return the bounds to which a metric is clipped before a secure sum, or None if not summed.
 
-    A metric that is not summed gives None. ``limits`` holds the bounds of the training loss and of
-    metrics such as ``incoming.val.loss``, by the last part of the name. The optimiser steps of a
-    round, ``steps``, have the bounds 0 and 65,536. ``inverse-steps`` has 0 and 1.
+    - ``steps``, the optimiser steps of a round: 0 to 65,536.
+    - ``inverse-steps``, 1 divided by the steps: 0 to 1.
+    - The training loss: the bounds of ``loss`` in ``limits``.
+    - Validation and test metrics such as ``incoming.val.loss``: their bounds in ``limits``.
+
+    Args:
+        name: the metric's whole name.
+        limits: the least and the largest value of each metric by the last part of its name, such as
+            ``loss``, which it must include.
     """
     metric = name.rpartition(".")[2]
     known = (_STEPS, _INVERSE_STEPS, TRAIN_LOSS)

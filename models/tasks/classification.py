@@ -87,13 +87,14 @@ class Classification(Task):
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
         """Count the right and wrong predictions of each class and in bins of certainty.
 
-        The metrics, such as ``class.0.right``, include the AUC of each class.
+        The metrics are those of ``outcome_counts``, such as ``class.0.right``, with the AUC of each
+        class.
 
         Args:
             predictions: class probabilities, (n, classes).
             labels: (n,) int64.
-            minimum: the fewest samples behind a value by class. With fewer in all, the result is
-                empty.
+            minimum: the fewest samples behind a value by class. With fewer samples in all, the
+                result is empty. A bin may hold fewer samples.
         """
         from fedsilo.models.measures.outcome_counts import outcome_counts
 
@@ -122,7 +123,10 @@ class Classification(Task):
         - ``accuracy``, ``entropy``, ``loss`` and ``calibration-error`` are always defined.
         - Any other name gives False.
 
-        ``outputs`` is the number of classes.
+        Args:
+            metric: the metric's name.
+            counts: the number of samples in each class.
+            outputs: the number of classes.
         """
         occurring = sum(1 for count in counts if count)
         if metric == "balanced-accuracy":
@@ -137,8 +141,13 @@ class Classification(Task):
         """Explain why an array cannot be the samples' class labels, or return '' if it can.
 
         The array must have the shape (samples,), an integer type, and values from 0 to the number
-        of ``names`` - 1. The explanation has no subject, as in "must be a whole number from 0 to 2
-        ...".
+        of classes - 1. The explanation is a predicate, which the caller puts after a subject, such
+        as "must be a whole number from 0 to 2 ...".
+
+        Args:
+            labels: the array.
+            samples: the number of samples.
+            names: the names of the classes. Only their number is used.
         """
         classes = len(names)
         has_form = labels.shape == (samples,) and labels.dtype.kind in "iu"

@@ -72,13 +72,13 @@ class MultiLabel(Task):
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
         """Compute each finding's number of positive samples, and its AUC, as metrics by name.
 
-        Finding k has ``finding.<k>.count`` and ``finding.<k>.auc``.
+        Finding k has ``finding.<k>.count`` and ``finding.<k>.auc``. It is left out if fewer than
+        ``minimum`` samples have it or fewer than ``minimum`` lack it.
 
         Args:
             predictions: the probability of each finding, (n, findings).
             labels: (n, findings). A label above 0.5 is positive.
-            minimum: the fewest positive and the fewest negative samples. Other findings are left
-                out.
+            minimum: the fewest positive and the fewest negative samples. Below 1 it counts as 1.
         """
         from fedsilo.models.measures.finding_metrics import finding_counts
 
@@ -123,8 +123,13 @@ class MultiLabel(Task):
         """Explain why an array cannot be the labels of the samples, or return '' if it can.
 
         The array must have the shape (samples, findings), a type of numbers or booleans, and only
-        the values 0 and 1. ``names`` are those of the findings. The explanation has no subject, as
-        in "must be 0 or 1 ...".
+        the values 0 and 1. The explanation is a predicate, such as "must be 0 or 1 ...", which the
+        caller puts after a subject. It may name the first finding with a wrong value.
+
+        Args:
+            labels: the array.
+            samples: the number of samples.
+            names: the names of the findings.
         """
         import numpy as np
 
@@ -139,8 +144,13 @@ class MultiLabel(Task):
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Compute each sample's contribution, 0 to 1, to the site's loss, a sum that gets noise.
 
-        A sample's loss is the mean of its findings' cross-entropies. It is limited to 3 nats and
-        divided by 3. NaN gives the contribution 1. Predictions and labels are (n, findings).
+        A sample's loss is the mean of its findings' cross-entropies. A loss above 3 nats counts as
+        3, and is then divided by 3. If it is NaN, the contribution is 1, because a NaN in the sum
+        would reveal that sample.
+
+        Args:
+            predictions: the findings' probabilities, (n, findings).
+            labels: 0 or 1 for each finding, (n, findings).
 
         Returns:
             "loss" -> contributions, (n,) float64.
@@ -148,7 +158,6 @@ class MultiLabel(Task):
         import torch
 
         losses = self._losses(predictions, labels).mean(dim=1)
-        # A NaN in the sum would reveal its sample
         return {"loss": torch.nan_to_num(losses / LOSS_BOUND, nan=1.0).clamp(0.0, 1.0)}
 
     def part_ranges(self, outputs: int) -> Mapping[str, float]:

@@ -50,9 +50,10 @@ class Regression(Task):
     def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the training loss, a function of outputs (batch, 1) and labels (batch,).
 
-        It is the mean squared error, or Huber's loss if 'train.loss' is "huber". Outputs are in
-        standard deviations of the outcome, so the labels are standardised first. Huber's loss grows
-        linearly beyond one standard deviation.
+        The function returns the mean over the batch, a scalar. The network's outputs are in
+        standard deviations of the outcome, so the labels are standardised first. The loss is the
+        squared error. If 'train.loss' is "huber", it is half the squared error up to one standard
+        deviation and grows linearly beyond.
         """
 
         def loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -66,15 +67,17 @@ class Regression(Task):
         return outputs.double() * deviation + mean
 
     def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return the metrics ``mae``, ``rmse``, ``loss`` and, if the outcomes differ, ``r2``.
+        """Return the metrics ``mae``, ``rmse``, ``loss`` and, if it is defined, ``r2``.
 
-        - ``mae`` and ``rmse``: mean absolute and root mean square error, in the outcome's unit.
-        - ``loss``: the mean training loss, on standardised numbers.
-        - ``r2``: the coefficient of determination, 1 for perfect predictions.
+        - ``mae`` and ``rmse``: the mean absolute error and the root mean square error, in the
+          outcome's unit.
+        - ``loss``: the mean of the training loss, on standardised predictions and outcomes.
+        - ``r2``: 1 - a / b, where a is the sum of squared errors and b is the sum of squared
+          deviations of these outcomes from their mean. Left out if all outcomes are equal.
 
         Args:
-            predictions: predicted numbers, (n, 1).
-            labels: outcomes, (n,).
+            predictions: predicted numbers in the outcome's unit, (n, 1).
+            labels: outcomes in the same unit, (n,).
         """
         predicted, observed = predictions[:, 0].double(), labels.double()
         errors = predicted - observed
@@ -91,9 +94,15 @@ class Regression(Task):
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
         """Compute the sample count, mean prediction and mean outcome in ten bins of predictions.
 
-        The bins' edges are the deciles of a normal distribution with the training outcomes' mean
-        and deviation. A bin with fewer than ``minimum`` samples is left out. Predictions are (n,
-        1), and labels (n,).
+        The edges of the bins are the deciles of a normal distribution with the training outcomes'
+        mean and standard deviation (``scale``). Bins may therefore hold different numbers of
+        samples. Bin 0 has the lowest predictions. An empty bin, or a bin with fewer than
+        ``minimum`` samples, is left out.
+
+        Args:
+            predictions: predicted numbers in the outcome's unit, (n, 1).
+            labels: outcomes in the same unit, (n,).
+            minimum: the fewest samples of a bin.
 
         Returns:
             ``outcome.<bin>.count``, ``outcome.<bin>.predicted`` and ``outcome.<bin>.observed`` ->
@@ -134,12 +143,14 @@ class Regression(Task):
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Compute each sample's contribution, 0 to 1, to the site's loss, a sum that gets noise.
 
-        A sample's loss is the training loss on standardised numbers. It is limited to 3 and divided
-        by 3. NaN gives the contribution 1.
+        Predictions and outcomes are first standardised by ``scale``. A sample's loss is the squared
+        error, or Huber's loss if 'train.loss' is 'huber'. A loss above 3 counts as 3, and is then
+        divided by 3. If it is NaN, the contribution is 1, because a NaN in the sum would reveal
+        that sample.
 
         Args:
             predictions: predicted numbers in the outcome's unit, (n, 1).
-            labels: outcomes, (n,).
+            labels: outcomes in the same unit, (n,).
 
         Returns:
             "loss" -> contributions, (n,) float64.
@@ -148,7 +159,6 @@ class Regression(Task):
 
         predicted, observed = predictions[:, 0].double(), labels.double()
         losses = self._losses(*map(self._standardise, (predicted, observed)))
-        # A NaN in the sum would reveal its sample
         return {"loss": torch.nan_to_num(losses / LOSS_BOUND, nan=1.0).clamp(0.0, 1.0)}
 
     def part_ranges(self, outputs: int) -> Mapping[str, float]:

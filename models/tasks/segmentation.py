@@ -97,15 +97,17 @@ class Segmentation(Task):
         return {"loss": loss} | overall_metrics(predictions.argmax(dim=1), labels, classes)
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Compute mask metrics of each class but the background: ``class.<c>.<metric>`` -> value.
+        """Compute each class's mask metrics: ``class.<c>.<metric>`` -> value.
 
-        The metrics are ``dice``, ``iou``, ``surface-distance`` and ``hausdorff-95``. Each is an
-        average over the images whose predicted or true mask has the class.
+        The background is left out. The metrics are ``dice``, ``iou``, ``surface-distance`` and
+        ``hausdorff-95``. Each is an average over the images in which the predicted or the true mask
+        has the class. A class with fewer than ``minimum`` such images is left out.
 
         Args:
-            predictions: class probabilities, (n, classes, h, w).
-            labels: each pixel's class, (n, h, w).
-            minimum: the fewest such images. Other classes are left out.
+            predictions: class probabilities, (n, classes, h, w). The most probable class of a pixel
+                is its predicted class.
+            labels: each pixel's true class, (n, h, w).
+            minimum: the fewest images of a class.
         """
         from fedsilo.models.measures.mask_metrics import class_metrics
 
@@ -124,9 +126,10 @@ class Segmentation(Task):
     def odd_counts(self, counts: Sequence[int]) -> str:
         """Return "all training masks are empty" if that holds, otherwise an empty string.
 
-        ``counts`` has the number of training images by their most frequent class, without the
-        background. ``counts[0]`` counts the empty masks. An empty sequence means that the numbers
-        are unknown.
+        Args:
+            counts: the number of training images in each stratum, which is the class with the most
+                pixels. ``counts[0]`` counts the empty masks. An empty sequence means that the
+                numbers are unknown.
         """
         if counts and 0 < counts[0] == sum(counts):
             return "all training masks are empty"

@@ -168,12 +168,16 @@ class Survival(Task):
 def partial_likelihood_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     """Compute minus Cox's log partial likelihood of a batch, divided by its number of events.
 
-    At each event, the patient is compared with all patients whose time is not shorter. Ties follow
-    Breslow's method. Without events the loss is 0.
+    At each event, the event's patient is compared with all patients of the batch whose time is not
+    shorter. Events at the same time count by Breslow's method. The loss and its gradient are 0 if
+    there is no event, or no event has another patient to compare with.
 
     Args:
         outputs: log hazards, (batch, 1).
         labels: (batch, 2): times, and 1 for an event or 0 if censored.
+
+    Returns:
+        A scalar.
     """
     import torch
 

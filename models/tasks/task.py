@@ -113,24 +113,26 @@ class Task(ABC):
     def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
         """Compute the metrics of one split (such as the test data) of a site: metric -> value.
 
-        All metrics in ``always`` must be present. Others are absent if they are not defined for
-        these samples.
+        All metrics in ``always`` are present. Another metric is absent if it is not defined for
+        these samples. The server weights each site's value by the number of samples in the split.
 
         Args:
             predictions: (n, ...) float64 on the CPU, with n at least 1.
-            labels: (n, ...), in the form of the task.
+            labels: the samples' labels, (n, ...), in the form of the task.
         """
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Compute further metrics of a site's test samples for the final evaluation, by name.
+        """Compute metrics of a site's test samples beyond those of ``metrics``: metric -> value.
 
-        By default there are none. ``fedsilo.core.metric_names`` defines the forms of names, such as
-        ``class.0.right``.
+        They are sent only once, in the final evaluation. Each name must have a form that
+        ``fedsilo.core.metric_names`` knows, such as ``class.0.right``. The default is an empty
+        mapping.
 
         Args:
             predictions: (n, ...) float64 on the CPU.
             labels: (n, ...).
-            minimum: the fewest samples behind a value. Other values are left out.
+            minimum: the fewest samples behind a value. Values that rest on fewer samples are left
+                out.
         """
         return {}
 
@@ -169,11 +171,12 @@ class Task(ABC):
     def may_report(self, metric: str, counts: Sequence[int], outputs: int) -> bool:
         """Tell whether a metric is defined for samples with these numbers by stratum.
 
-        By default the numbers are ignored, and the metrics in ``shown`` and ``always`` are defined.
+        Early stopping can act only if its metric is defined. The default ignores the numbers: it is
+        True for the metrics in ``shown`` and ``always``.
 
         Args:
             metric: the metric's name.
-            counts: the number of samples in each stratum, such as a class.
+            counts: the number of samples in each stratum (``strata``), such as a class.
             outputs: the number of outputs of the network.
         """
         return metric in (*self.shown, *self.always)
@@ -181,13 +184,14 @@ class Task(ABC):
     def label_fault(self, labels: npt.NDArray[Any], samples: int, names: Sequence[str]) -> str:
         """Explain why an array cannot be the labels of the samples, or return '' if it can.
 
-        The explanation has no subject, as in "must be a number ...". By default, each sample needs
-        one finite number.
+        The explanation is a predicate, which the caller puts after a subject, such as "must be a
+        number for each of 5 samples ...". By default, each sample needs one finite number.
 
         Args:
             labels: the array.
             samples: the number of samples.
-            names: the names of classes or findings, or of a numeric outcome.
+            names: the names of classes or findings, or of a numeric outcome. The default ignores
+                them.
         """
         import numpy as np
 
@@ -207,14 +211,15 @@ class Task(ABC):
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
         """Return the columns of a table of predictions: title -> a value for each sample.
 
-        The first column is the predicted label or number.
+        The first column is the predicted label or number. By default there is no table, and the
+        function raises an error.
 
         Args:
             predictions: (n, ...) float64.
             names: the names of classes or findings, or of a numeric outcome.
 
         Raises:
-            SettingError: the task has no such table, which is the default.
+            SettingError: the task's predictions do not fit into a table.
         """
         raise SettingError(f"task '{self.name}' has no table of predictions")
 
@@ -239,12 +244,13 @@ class Task(ABC):
     def stratum_names(self, names: Sequence[str]) -> list[str]:
         """Return a name for each stratum, to be shown to people.
 
-        A stratum is a group of samples that is counted by itself. If the task has one for each
-        output of the network, such as each class, the result is ``names``. Otherwise the default is
-        ["samples"].
+        A stratum is a group of samples that is counted by itself (``strata``). If the task has a
+        stratum for each output of the network, such as each class, the names are ``names``.
+        Otherwise the default is ["samples"], for a single stratum. A task with several fixed strata
+        overrides this function.
 
         Args:
-            names: the names of the network's outputs.
+            names: the names of the network's outputs, such as the classes.
         """
         if not TASKS[self.name].strata:
             return list(names)
@@ -254,20 +260,23 @@ class Task(ABC):
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Make placeholder labels with given numbers of samples in each stratum.
 
-        They take the place of real labels where a run's settings are checked.
+        A hospital may declare its numbers of samples without opening its real labels. Placeholder
+        labels then take their place where the settings of a run are checked.
 
         Args:
             counts: the number of samples in each stratum, a group of samples such as a class.
             outputs: the number of outputs of the network.
 
         Returns:
-            Labels (n, ...) in the order of the strata.
+            Labels (n, ...) in the order of the strata, with n the sum of ``counts``.
         """
 
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Compute each sample's contribution, 0 to 1, to the metrics that a private run measures.
 
-        Contributions must be finite even if a prediction is not. By default the mapping is empty.
+        The contributions are summed over a split, and the sums leave the site with noise. A
+        contribution must be finite even if a prediction is not, because the sum would otherwise
+        reveal that sample. By default the mapping is empty, and a private run measures nothing.
 
         Args:
             predictions: (n, ...) float64 on the CPU.
@@ -298,11 +307,16 @@ class Task(ABC):
         """Check that the run's settings make sense for the task.
 
         Args:
-            is_table: whether the data set is a table. The default ignores it.
+            is_table: whether the data set is a table. The default does not use it.
 
         Raises:
-            SettingError: the task does not support the loss, the class weights, private training,
-                or several sites in one batch, but the settings ask for it.
+            SettingError: in one of these cases:
+
+                - The loss belongs to another task.
+                - Class weights are set, but the task has no classes.
+                - 'machine.vectorised' is above 1, but the task cannot train several sites in one
+                  batch.
+                - Training is private, but the task does not support it.
         """
         common = self.settings
         if common.loss not in self.losses:

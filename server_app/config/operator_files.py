@@ -49,8 +49,13 @@ class _Entry(FileModel):
 def operator_terms(common: CommonSettings) -> Terms:
     """Read the server operator's two files: the registry of sites and the file of sample numbers.
 
-    The variable $FEDSILO_SITE_REGISTRY names the registry. The setting 'run.site-weights' names the
-    other file. A file that is not named gives None in the result.
+    The variable $FEDSILO_SITE_REGISTRY names the registry, which has the node id of each site. The
+    setting 'run.site-weights' names the other file, which has the agreed number of training samples
+    of each site. A '~' at the start of a path is expanded.
+
+    Returns:
+        The conditions for a site to take part. ``registry`` and ``weights`` have the content of the
+        files. Each is None if its file is not named.
 
     Raises:
         SettingError: a named file cannot be used.
@@ -69,8 +74,12 @@ def read_registry(path: Path) -> Registry:
 
     The file also has the fingerprint of each site's public key, which is checked but not returned.
 
+    Returns:
+        The registry: ``path`` is the path of the file, and ``nodes`` maps site names to node ids.
+
     Raises:
-        SettingError: the file cannot be used, or two sites have the same node id or fingerprint.
+        SettingError: the file cannot be read, has unknown keys or invalid values, or has the same
+            node id or the same fingerprint under two site names.
     """
     nodes = {}
     for site, entry in _read_entries(path).items():
@@ -91,7 +100,11 @@ def registered_keys(path: Path) -> Mapping[str, str]:
 def read_weights(path: Path) -> AgreedWeights:
     """Read how many training samples each site may have, as agreed before the run.
 
-    The agreed numbers become the sites' weights. Each number must be from 1 to 10^9.
+    The agreed numbers become the sites' weights. A site must not report more samples than its
+    number. Each number must be from 1 to 10^9.
+
+    Returns:
+        The agreement: ``path`` is the path of the file, and ``samples`` maps site names to numbers.
 
     Raises:
         SettingError: the file cannot be read, or a site name or a number is invalid.
@@ -102,7 +115,12 @@ def read_weights(path: Path) -> AgreedWeights:
 def _read_entries(path: Path) -> Mapping[str, _Entry]:
     """Read the registry file: site -> its entry, which has a node id and a key's fingerprint.
 
-    Two sites with the same node id or key are refused with a SettingError.
+    Two sites with the same node id or key are refused. Otherwise one hospital could take part
+    twice.
+
+    Raises:
+        SettingError: the file cannot be used, or two sites have the same node id or the same key.
+            Only the first such pair is named.
     """
     entries: dict[str, _Entry] = _read_by_site(path, _Entry)
     for part in ("node_id", "key"):
@@ -121,7 +139,16 @@ def _read_entries(path: Path) -> Mapping[str, _Entry]:
 def _read_by_site(path: Path, kind: Any) -> Any:
     """Read a YAML or JSON file that maps site names to values of type ``kind``.
 
-    A SettingError is raised if a site name is not allowed or a value has another type.
+    Args:
+        path: the file, which must hold a mapping.
+        kind: the type of the values, which pydantic checks.
+
+    Returns:
+        Site -> value, in the order of the file.
+
+    Raises:
+        SettingError: the file cannot be read, a key is not allowed as a site name, or a value is
+            not of type ``kind``.
     """
     content = read_yaml(path, SettingError)
     return check_content(

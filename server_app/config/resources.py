@@ -27,11 +27,12 @@ _CGROUP = Path("/sys/fs/cgroup")
 def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
     """Check the computing resources for simulated sites, and add defaults for missing keys.
 
-    ``RESOURCES`` has the allowed keys and their defaults.
+    The keys of ``RESOURCES`` are allowed, such as 'init-args-num-cpus'. Its values are the
+    defaults. The result is a new mapping, in which given values are unchanged.
 
     Raises:
-        SettingError: a key is unknown, or a value is not a number from 0 to 1,000,000. The number
-            of sites, 'num-supernodes', must be at least 1.
+        SettingError: a key is not in ``RESOURCES``, or a value is not a number from 0 to 1,000,000.
+            The number of sites, 'num-supernodes', must be at least 1. A bool is not a number.
     """
     for key, value in resources.items():
         if key not in RESOURCES:
@@ -52,11 +53,16 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
 def check_device(device: str, share: float) -> None:
     """Check that simulated sites will have the GPU that the setting 'machine.device' names.
 
-    ``share`` is the share of a GPU for each site's process. A warning is printed if it is 0, the
-    device is "auto" and the machine has a GPU.
+    Each simulated site trains in a process that sees at most one GPU, as number 0. With the device
+    "auto" and no share of a GPU, the sites train on the CPU. If PyTorch sees a GPU in that case, a
+    warning is printed to stderr.
+
+    Args:
+        device: the setting 'machine.device'.
+        share: the share of a GPU that each process gets, or 0 for none.
 
     Raises:
-        SettingError: the device is "cuda:1" or higher, or a GPU is named but ``share`` is 0.
+        SettingError: the device is "cuda:N" with N above 0, or a GPU is named but ``share`` is 0.
     """
     hint = (
         "set 'client-resources-num-gpus' in the experiment's 'resources' (0.5 for two clients at "
@@ -112,8 +118,8 @@ def free_memory() -> float:
 def _free_container_memory() -> float:
     """Return the number of bytes of memory that this container may still use.
 
-    The result is infinity if there is no limit, or if the limit cannot be read. The machine's own
-    memory is not considered, and may be smaller.
+    Inactive page cache counts as free. The result is infinity if there is no limit, or if the limit
+    cannot be read. The memory of the machine is not considered, and may be smaller.
     """
     try:
         limit = int((_CGROUP / "memory.max").read_text())
@@ -131,12 +137,23 @@ def _free_container_memory() -> float:
 def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
     """Plan the worker processes that train simulated sites, and return their environments.
 
-    The numbers of cores, sites and GPUs in ``resources`` and the free memory limit the number of
-    workers. There is at least one.
+    The number of workers is the smallest of these limits, but at least 1:
+
+    - the cores ('init-args-num-cpus') divided by the cores of a worker, rounded down. A worker has
+      'client-resources-num-cpus' cores, but at least one,
+    - the number of sites ('num-supernodes'),
+    - one worker per GiB of free memory,
+    - for each GPU, 1 / 'client-resources-num-gpus' workers, rounded down, but at least one. This
+      limit needs a share above 0 and a GPU.
+
+    Args:
+        resources: all keys of ``RESOURCES`` with their values. For 'init-args-num-cpus' and
+            'init-args-num-gpus', 0 stands for all.
 
     Returns:
-        One mapping per worker, which sets only CUDA_VISIBLE_DEVICES. Workers get one GPU each, in
-        turn. Without GPUs, the value is empty.
+        One mapping per worker, which sets only CUDA_VISIBLE_DEVICES. Workers get the GPUs in turn,
+        one GPU each. If sites have no share of a GPU or the machine has no GPU, the value is empty,
+        which hides all GPUs.
     """
     each = max(float(resources["client-resources-num-cpus"]), 1.0)
     # The smallest of four limits counts: cores, sites, memory and, further below, GPUs
@@ -156,8 +173,12 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
 def _list_gpus(most: int) -> list[str]:
     """List the identifiers of the GPUs that this process can see, for CUDA_VISIBLE_DEVICES.
 
-    They are "0", "1" and so on if this variable is empty or not set. The list has at most ``most``
-    entries, where 0 means no limit.
+    If the process has this variable, its entries are the identifiers. If the variable is empty or
+    not set, they are "0", "1" and so on. PyTorch's count of GPUs limits the list. So the list is
+    empty without a GPU.
+
+    Args:
+        most: the largest length of the list. 0 means no limit.
     """
     import torch
 

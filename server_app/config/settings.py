@@ -75,9 +75,10 @@ class RunSettings(Mapping[str, Value]):
     def decisive(self) -> dict[str, Value]:
         """Return the settings that decide a run's result, by key.
 
-        A run can be resumed only with the same decisive settings. Settings that cannot change the
-        result are left out, such as the run's name. A setting in ``ADDED`` is left out if it has
-        its default, because checkpoints of older runs lack it.
+        A run can be resumed only with the same decisive settings. Settings in ``CIRCUMSTANCES`` do
+        not change the result, such as the run's name, and are left out. Settings in ``ADDED`` are
+        newer than fedsilo 0.1. They are left out if they have their defaults, because checkpoints
+        of older runs lack them.
         """
         decisive = self.as_mapping()
         for key in CIRCUMSTANCES:
@@ -90,9 +91,10 @@ class RunSettings(Mapping[str, Value]):
     def run_config(self) -> dict[str, Any]:
         """Return the settings as the run config of ``flwr run``, with one nested mapping per group.
 
-        The part of a key before the dot names the group. A key without a dot is at the top level.
-        Plugin settings that pyproject.toml does not declare are under 'plugin-settings', as one
-        JSON string.
+        The group of a setting is the part of its key before the dot. Settings without a group are
+        at the top level. ``flwr run`` accepts only keys that pyproject.toml declares. A plugin
+        method may have undeclared settings, which are joined into one JSON string: full key ->
+        value. This string is under 'plugin-settings' at the top level.
         """
         values = self.as_mapping()
         foreign, declared = {}, declared_defaults()
@@ -106,12 +108,14 @@ class RunSettings(Mapping[str, Value]):
     def pin_plugins(self) -> "RunSettings":
         """Return the settings with 'plugin-digests' set to the SHA-256 of each plugin in use.
 
-        The plugins in use are imported, and recorded as trusted by this user. The settings are
-        unchanged if no plugin is in use.
+        The plugins in use are imported for this. Their digests are added to this user's file of
+        trusted plugins, so that the user can read the run later. All files in 'plugin' are added
+        too, even if no setting uses them. If no plugin is in use and 'plugin-digests' is empty, the
+        settings are returned unchanged.
 
         Raises:
-            SettingError: a plugin cannot be imported, or differs from the SHA-256 in
-                'plugin-digests'.
+            SettingError: a plugin cannot be imported, or 'plugin-digests' is set but does not match
+                the plugins in use.
         """
         stated = self.common.plugin_digests
         plugs = registry.plugs_of(self.common)
@@ -167,12 +171,14 @@ def declared_defaults() -> Mapping[str, Value]:
 def resolve(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings of a run from keys and values, and check that they fit together.
 
-    A missing key takes its default. Plugin files that the setting 'plugin' names are executed,
-    because they may define the method.
+    A missing key takes its default. A key that an earlier version of fedsilo used is accepted, with
+    a note in the log. The plugin files that the setting 'plugin' names are executed, because they
+    may define the method.
 
     Raises:
-        SettingError: a key or value is invalid, a plugin cannot be used, or settings contradict
-            each other.
+        SettingError: a key is unknown or belongs to another method, a value has the wrong type or
+            range, the method or the data set is unknown, a plugin cannot be used, or settings
+            contradict each other.
     """
     from fedsilo.models.privacy.promises import check_privacy_settings
     from fedsilo.strategies.loop.round_loop import refuse_site_count
@@ -206,8 +212,12 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
 def _possible_sites(common: CommonSettings) -> int | None:
     """Return the largest number of sites that can take part in a run, or None if it is unknown.
 
-    It is the number of names in 'server.sites' or, without names, of the data set's parts (silos).
-    More names than silos are refused.
+    If 'server.sites' names the sites, the result is the number of names. Otherwise it is the number
+    of silos: the parts of the data set, one per site. The number of silos is unknown, for example,
+    if only files at the hospitals define the silos.
+
+    Raises:
+        SettingError: 'server.sites' is not valid, or names more sites than there are silos.
     """
     from fedsilo.strategies.meeting.terms import split_sites
 
@@ -224,8 +234,13 @@ def _possible_sites(common: CommonSettings) -> int | None:
 def _build_settings(values: Mapping[str, Value]) -> RunSettings:
     """Build settings with valid keys, types and ranges, without checking that they fit together.
 
-    Plugin files in the setting 'plugin' are executed. Settings of other methods are dropped, and
-    must have their default values. An invalid setting raises a SettingError.
+    The plugin files in the setting 'plugin' are executed, because they may define the method. A key
+    that an earlier version of fedsilo used is accepted, with a note in the log. Settings of other
+    methods and removed settings are dropped. They must have their default values.
+
+    Raises:
+        SettingError: a key is unknown, a value has the wrong type or range, the method is unknown,
+            a plugin file cannot be used, or a setting to be dropped does not have its default.
     """
     values = current_settings(values)
     tell_renamed()
@@ -252,11 +267,14 @@ def _build_settings(values: Mapping[str, Value]) -> RunSettings:
 def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
     """Build and check the settings of a recorded run, whose author need not be trustworthy.
 
-    A plugin is executed only if its SHA-256 is the recorded one and the user trusts it. The user
-    trusts plugins that --plugin names, that the user has run, or that an installed package offers.
+    A plugin in use is executed only if its SHA-256 is the recorded one and the user trusts it. The
+    user trusts plugins that --plugin names, that the user has run before, or that an installed
+    package offers to fedsilo. Modules are not imported from the working folder, which may be the
+    run directory. A key of an earlier version of fedsilo becomes the current key.
 
     Raises:
-        SettingError: a setting or a plugin is refused.
+        SettingError: a setting is invalid, settings contradict each other, or a plugin may not be
+            executed or cannot be imported.
     """
     # Keys are renamed first, so that a plugin under a former key is not overlooked
     values = current_settings(values, quietly=True)
@@ -267,11 +285,13 @@ def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
 def read_recorded(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings of a recorded run, without checking that they fit together.
 
-    Old runs therefore stay readable. A plugin is executed only if the user trusts it and its
-    SHA-256 is the recorded one.
+    Old runs stay readable in this way, even if fedsilo now refuses their combination of settings. A
+    plugin is executed only if the user trusts it and its SHA-256 is the recorded one. Code that
+    opens data or networks must call ``resolve_recorded`` instead, which checks everything.
 
     Raises:
-        SettingError: a single setting is invalid, or a plugin may not be executed.
+        SettingError: a single setting is not valid, or a plugin may not be executed or cannot be
+            imported.
     """
     values = current_settings(values, quietly=True)
     with plugins.without_working_folder():
@@ -281,8 +301,16 @@ def read_recorded(values: Mapping[str, Value]) -> RunSettings:
 def _plugin_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:
     """Return key -> default for the settings of a plugin method, and refuse a taken group name.
 
-    The part of a key before the dot names its group. Groups in ``known``, which has fedsilo's own
-    settings, and names of built-in methods are taken.
+    The group of a setting is the part of its key before the dot. A plugin's group must not be one
+    of fedsilo's groups, nor the name of a built-in method. A plugin that uses a settings class of
+    fedsilo itself may share that class's group.
+
+    Args:
+        method: the name of the plugin method.
+        known: key -> default for all of fedsilo's own settings.
+
+    Raises:
+        SettingError: no plugin has that name, or its group name is already in use.
     """
     cls = settings_class(method)
     group = str(vars(cls).get("group", ""))
@@ -304,8 +332,17 @@ def _refuse_foreign_keys(
 ) -> None:
     """Check that settings of methods other than ``method`` have their default values.
 
-    ``known`` has the default of every key that may occur in ``values``. Any other value raises a
-    SettingError.
+    Flower's run config contains the defaults of all methods, so such defaults are accepted.
+    Settings of ``method`` and settings common to all methods may have any value.
+
+    Args:
+        values: settings by key.
+        method: the run's method.
+        known: key -> default for every key that may occur in ``values``.
+
+    Raises:
+        SettingError: a setting of another method does not have its default value. Only the first
+            such setting is named.
     """
     used = defaults(CommonSettings) | defaults(settings_class(method))
     for key, value in values.items():
@@ -316,12 +353,14 @@ def _refuse_foreign_keys(
 def read_toml(path: Path) -> dict[str, Value]:
     """Read the settings of a TOML file, such as a run directory's config.toml: key -> value.
 
-    Tables that are not settings are left out, such as "environment". Unknown keys are kept. A key
-    of an earlier version becomes the current key.
+    The entries "format", "launch" and "environment" are not settings, and are left out. Unknown
+    keys are kept. A setting that takes YAML text may be a list or a table, which becomes JSON text.
+    A key of an earlier version of fedsilo becomes the current key. The log will name the earlier
+    key, unless "format" marks the file as a run's record.
 
     Raises:
-        SettingError: the file cannot be read, or a setting is given twice or has an impossible
-            type.
+        SettingError: the file is missing, is larger than 1 MiB, or is not valid TOML. The error is
+            also raised if a setting is given twice, or is not a bool, a number or a string.
     """
     content = _parse_toml(path)
     # A run's record may have key names of an older version, which the user need not change
@@ -347,12 +386,19 @@ def _parse_toml(path: Path) -> dict[str, Any]:
 def read_run_config(config: Path) -> RunConfig:
     """Read a run directory's config.toml, the record of the run's settings and environment.
 
-    A renamed setting has its current key in the result. Missing tables are empty. The ranges of
-    values are not checked.
+    A setting that has been renamed since the run has its current key in the result.
+
+    Returns:
+        The three parts of the file. ``settings`` maps full keys, such as 'train.class-weights', to
+        values. The ranges of the values are not checked. ``launch`` has the engine and the
+        resources. ``environment`` has the versions of software. ``launch`` and ``environment`` are
+        empty if the file lacks them.
 
     Raises:
-        RunDirectoryError: another version of fedsilo wrote the file, or a table is malformed.
-        SettingError: the file cannot be read, or has a removed setting.
+        RunDirectoryError: another version of fedsilo wrote the file, or one of its tables is
+            malformed.
+        SettingError: the file cannot be read or is not valid TOML, a setting is not a single value,
+            or fedsilo has removed a setting that the run uses.
     """
     content = _parse_toml(config)
     if content.pop("format", None) != RUN_FORMAT:
@@ -371,8 +417,17 @@ def read_run_config(config: Path) -> RunConfig:
 def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
     """Check that an entry of config.toml is a table, and return a shallow copy of the table.
 
-    Each value must be a bool, a number, a string or another table. Any other value raises a
-    RunDirectoryError.
+    Each value must be a bool, a number, a string or another table. The content of such inner tables
+    is not checked here.
+
+    Args:
+        content: the entry, as parsed.
+        name: the name of the entry, for errors.
+        config: the path of config.toml, for errors.
+
+    Raises:
+        RunDirectoryError: the entry is not a table, or a value has another type, such as a list.
+            The first wrong value is named.
     """
     fault = _find_table_fault(content, name)
     if fault:
@@ -383,8 +438,14 @@ def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
 def _find_table_fault(content: Any, name: str) -> str | None:
     """Describe the first fault of an entry of config.toml that must be a table.
 
-    Each value must be a bool, a number, a string or another table. The result is None without a
-    fault.
+    Each value of the table must be a bool, a number, a string or another table.
+
+    Args:
+        content: the entry, as parsed.
+        name: the name of the entry, for the description.
+
+    Returns:
+        The description, or None if the entry has no fault.
     """
     if not isinstance(content, dict):
         return f"'{name}' must be a table"
@@ -397,12 +458,13 @@ def _find_table_fault(content: Any, name: str) -> str | None:
 def parse_assignment(text: str) -> tuple[str, Value]:
     """Parse ``key=value``, as given to the option ``--set``, into a key and a value.
 
-    The value is read as TOML, and stays a string if it is not valid TOML. Unknown keys are
-    accepted.
+    The value is read as TOML. Text that is not valid TOML stays a string, and so does a date or a
+    time. A list or a table becomes JSON text, but only for a setting that takes YAML text. A key of
+    an earlier version of fedsilo becomes the current key. Unknown keys are accepted.
 
     Raises:
-        SettingError: there is no key or no '=', or a list or table is given to a setting that does
-            not take YAML text.
+        SettingError: there is no '=', the key is empty, or the value is a list or a table although
+            the setting does not take YAML text.
     """
     name, value = parse_pair(text)
     source = f"--set {one_line(text, 100)}"
@@ -415,10 +477,13 @@ def parse_assignment(text: str) -> tuple[str, Value]:
 def parse_pair(text: str) -> tuple[str, Any]:
     """Parse ``key=value`` into a key and a value. The key is not checked.
 
-    The value is read as TOML. A date, a time or text that is not valid TOML stays a string.
+    The value is read as TOML, so it may be a list or a table. Text that is not valid TOML stays a
+    string, and so does a date or a time. An empty value is an empty string. Spaces around the key
+    and the value are removed.
 
     Raises:
-        SettingError: there is no '=', the key is empty, or the text assigns several keys.
+        SettingError: there is no '=', the key is empty, or the text assigns several keys, one per
+            line.
     """
     key, equals, raw = text.partition("=")
     try:

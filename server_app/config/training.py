@@ -43,10 +43,21 @@ _VECTORISED: Mapping[str, tuple[Value, ...]] = {
 def check_training(common: CommonSettings, is_table: bool) -> None:
     """Check the settings that control training at a site, and those of early stopping.
 
+    Early stopping is always checked. The settings of the optimiser, schedule, class weights and
+    augmentation are checked with the functions that sites use. These functions import PyTorch, so
+    they are not called if all those settings have their defaults.
+
+    Args:
+        common: the run's common settings.
+        is_table: True if the data set is a table, or False if it has images.
+
     Raises:
-        SettingError: a site would refuse the settings, or early stopping has no effect or no usable
-            metric. 'machine.vectorised' above 1 is refused if the sites cannot be trained as one
-            batch.
+        SettingError: in one of these cases:
+
+            - A site would refuse the settings.
+            - The settings of early stopping have no effect, or need a metric that has noise or is
+              not measured.
+            - 'machine.vectorised' is above 1, but the sites cannot be trained as one batch.
     """
     _check_early_stopping(common)
     if common.vectorised > 1:
@@ -75,12 +86,13 @@ def check_task(common: CommonSettings, own: OwnSettings, is_table: bool) -> None
     """Check that the run's method, data set and settings suit the run's task.
 
     Args:
-        common: the run's common settings, which name the task.
+        common: the run's common settings. ``task`` is among them, for example "classification".
         own: the settings of the run's method.
         is_table: True if the data set is a table, or False if it has images.
 
     Raises:
-        SettingError: one of these does not suit the task.
+        SettingError: the method or the data set is for other tasks, or a setting does not suit the
+            task, such as the loss of another task.
     """
     if own.tasks and common.task not in own.tasks:
         raise SettingError(
@@ -126,7 +138,9 @@ def _check_early_stopping(common: CommonSettings) -> None:
 def why_not_together(common: CommonSettings) -> str:
     """Explain why the engine 'inline' cannot train several sites of this run as one batch.
 
-    The method, the task or the value of a setting may prevent it.
+    That engine trains all sites in one process. The method is checked first, then the task, then
+    the settings. A method or a task may lack support for batched training, and a setting may have a
+    value that batched training cannot use.
 
     Returns:
         The first reason as a clause. It is empty if the sites can be trained as one batch.

@@ -34,10 +34,13 @@ _run_here: set[tuple[str, str]] = set()  # (module, digest) of each plugin that 
 def name_plugins(entries: Iterable[object]) -> None:
     """Trust the plugins that the user names by --plugin, for the rest of this process.
 
-    A named plugin replaces a recorded one with the same module name. Nothing is executed.
+    A plugin recorded in a run is executed only if it is trusted. A plugin named here replaces the
+    recorded one with the same module name. Its SHA-256 is compared with the recorded one only
+    later. Nothing is executed, and a module need not be installed.
 
     Args:
-        entries: files FILE.py or modules. One entry may list several, separated by commas.
+        entries: files FILE.py, or modules of installed packages. One entry may list several of
+            them, separated by commas, as in the setting 'plugin'.
 
     Raises:
         SettingError: a file is missing, or is not a regular file.
@@ -51,8 +54,16 @@ def name_plugins(entries: Iterable[object]) -> None:
 def _name_plugin(entry: str) -> None:
     """Trust a plugin that the user names by --plugin, until this process ends.
 
-    ``entry`` is a file that ends in ".py", or else a module. The plugin replaces a recorded one
-    with the same module name. A missing file raises a SettingError.
+    The plugin will replace the one that a run has recorded under the same module name. Its SHA-256
+    is compared only then. Nothing is executed, and a module need not be installed. A module is
+    trusted as a whole package, so "mine.sub" trusts "mine".
+
+    Args:
+        entry: a file, such as "~/mine.py", or the name of a module. A name that does not end in
+            ".py" is a module.
+
+    Raises:
+        SettingError: the file is missing, or is not a regular file.
     """
     if not entry.endswith(".py"):
         _named[entry.partition(".")[0]] = entry
@@ -66,8 +77,9 @@ def _name_plugin(entry: str) -> None:
 def remember_plugins(digests: Mapping[str, str]) -> None:
     """Record that the user has run these plugins, so that their runs can be read later.
 
-    The user's file of trusted plugins has the record. If the file cannot be read or written, a
-    warning is printed and no error is raised.
+    The plugins are recorded in this process and in the user's file of trusted plugins
+    (``_digests_file``). A plugin that is recorded there with the same SHA-256 is not added again.
+    If the file cannot be read or written, a warning is printed to stderr, and no error is raised.
 
     Args:
         digests: module -> SHA-256.
@@ -101,12 +113,27 @@ def approve_plugins(
 ) -> dict[str, Value]:
     """Check that each plugin in use may be executed, and keep only trusted files in 'plugin'.
 
-    ``used`` names the modules of these plugins. The user must trust them, and 'plugin-digests' must
-    have their SHA-256. If ``needs_pins`` is False, a plugin may be missing there. The result is a
-    copy of ``values``.
+    A plugin in use must have the SHA-256 in 'plugin-digests', and the user must trust it. The user
+    trusts plugins that --plugin names, that the user has run before, or that an installed package
+    offers. Plugin files are not executed here, but installed modules are imported.
+
+    A file in 'plugin' that no setting uses is kept only if --plugin names it or if the user has run
+    the same bytes before. Another plugin may need it.
+
+    Args:
+        values: the settings, as a config.toml has them. They are not changed.
+        used: the top-level modules of the plugins that the settings use.
+        needs_pins: whether every plugin in use must have a digest in 'plugin-digests'. If False, a
+            trusted plugin without a digest is accepted.
+
+    Returns:
+        A copy of ``values`` in which 'plugin' lists the kept files, separated by commas. Unused
+        files come first. Installed modules are not listed.
 
     Raises:
-        SettingError: a plugin is refused.
+        SettingError: a plugin in use is not trusted, cannot be read, has another SHA-256, or cannot
+            be imported. Unless the import failed, the message says how the user can trust the
+            plugin.
     """
     recorded = _group_by_module(str(values.get("plugin", "")))
     pins = plugins.stated_digests(str(values.get(plugins.PINS, "")))
@@ -152,14 +179,15 @@ def _group_by_module(named: str) -> dict[str, str]:
 def refuse_unknown_files(named: str, where: str) -> None:
     """Check that this user has run every plugin file that a settings file names.
 
-    Installed modules are not checked.
+    The file's SHA-256 must be in this user's records (``remember_plugins``). A file that has
+    changed or cannot be read is refused. Installed modules are not checked.
 
     Args:
         named: the value of the setting 'plugin': files and modules, separated by commas.
         where: the settings file, for the error.
 
     Raises:
-        SettingError: a file is unknown, has changed, or cannot be read.
+        SettingError: the user has not run a plugin file. The first such file is named.
     """
     for entry in plugins.plugin_entries(named):
         module = plugins.module_of(entry)
@@ -173,8 +201,27 @@ def refuse_unknown_files(named: str, where: str) -> None:
 def _approve(module: str, recorded: str, pin: str) -> str:
     """Approve a plugin of a run: return its file, or import it if it is an installed module.
 
-    The user must trust the plugin, and its SHA-256 must be ``pin``. Otherwise a SettingError is
-    raised. The result is empty for an installed module.
+    A plugin may be executed if the user trusts it and its SHA-256 is the recorded one. Plugins that
+    are not trusted are not even read. The user trusts three kinds of plugins:
+
+    - those that --plugin names,
+    - those that the user has run before with the recorded SHA-256,
+    - installed modules that their package offers to fedsilo by an entry point.
+
+    Args:
+        module: the name of the plugin's module.
+        recorded: the file or module in the run's setting 'plugin'. It is empty if the setting does
+            not name the plugin.
+        pin: the SHA-256 that the run has recorded. It is empty if there is none, and every plugin
+            is then refused.
+
+    Returns:
+        For a plugin file, its path: the file that --plugin names or, without one, ``recorded``. For
+        an installed module, an empty string.
+
+    Raises:
+        SettingError: the plugin is not trusted, cannot be read, has another SHA-256, or cannot be
+            imported.
     """
     entry = _named.get(module, recorded)
     is_file = entry.endswith(".py")
@@ -253,8 +300,13 @@ def _digests_file() -> Path:
 def _read_remembered() -> set[tuple[str, str]]:
     """Read the user's file of trusted plugins as a set of (module, SHA-256) pairs.
 
-    The set is empty if there is no file. A file that other users can write is refused with a
-    SettingError.
+    Each line of the file has a SHA-256, two spaces and a module. Lines without two spaces are
+    ignored. Only the first 10^7 characters are read, which is enough for 100,000 plugins. The set
+    is empty if there is no file, or if the user's home folder is unknown.
+
+    Raises:
+        SettingError: the file cannot be read, is a link or not a regular file, belongs to another
+            user, or can be written by other users.
     """
     try:
         path = _digests_file()

@@ -49,9 +49,10 @@ class CheckpointHook(Hook):
     def round_ended(self, state: State) -> None:
         """Write this round's checkpoint, then delete all checkpoints except the newest two.
 
-        The checkpoint has the method's state, the settings that decide the result, and the state of
-        each named observer of the run (hook). If the process is killed during the writing, the
-        older checkpoints stay intact.
+        The checkpoint has the method's state and the settings that decide the result. It also has
+        the state of each hook (observer of the run) that has a name. The file is
+        ``round-NNNNNN.safetensors``, with the round as six digits. If the process is killed while
+        it writes, the older checkpoints stay intact.
         """
         of_hooks = {}
         for name, hook in self.hooks.items():
@@ -63,16 +64,21 @@ class CheckpointHook(Hook):
             old.unlink()
 
     def resume(self) -> State | None:
-        """Load the newest intact checkpoint, and restore the run's records from it.
+        """Load the newest intact checkpoint, and restore the states of the run's hooks from it.
 
-        A damaged file is skipped with a warning, and the next older file is tried.
+        Hooks are observers of the run that keep records. A damaged file is skipped with a warning
+        in the log, and the next older file is tried. An intact file that does not fit this run is
+        an error, even if an older file would fit.
 
         Returns:
-            The method's state, or None if the folder has no checkpoint.
+            The method's state in the checkpoint, or None if the folder has no checkpoint.
 
         Raises:
-            CheckpointError: no checkpoint is intact, or the newest intact one does not fit.
-            SettingError: a setting has been removed.
+            CheckpointError: the checkpoint has other settings or another round than its name,
+                another version wrote it, a CSV file of the run was altered, or no checkpoint is
+                intact.
+            SettingError: the checkpoint has a removed setting without its former default, or a
+                setting has a value that fedsilo has removed.
         """
         files = sorted(self.folder.glob("round-*.safetensors"))
         for path in reversed(files):
@@ -106,8 +112,16 @@ class CheckpointHook(Hook):
     def _refuse_other_settings(self, recorded: Mapping[str, Value], path: Path) -> None:
         """Check that a checkpoint was written with this run's settings.
 
-        ``recorded`` has the settings in the checkpoint. A different setting raises a
-        CheckpointError. A setting or value that fedsilo has removed may raise a SettingError.
+        Args:
+            recorded: the settings in the checkpoint, by key.
+            path: the checkpoint, for errors.
+
+        Raises:
+            CheckpointError: a setting differs. The removed setting 'wire-feedback' counts as
+                different if it was on and 'server.wire-precision' is "bf16". Otherwise it had no
+                effect.
+            SettingError: a removed setting does not have its former default, or a setting has a
+                value that fedsilo has removed.
         """
         before = current_settings(recorded, str(path), quietly=True)
         fault = ""
@@ -142,8 +156,14 @@ def statistics_as_lists(pooled: FeatureStatistics) -> dict[str, Any]:
 def write_model(directory: RunDirectory, name: str, method: Method, state: State) -> bool:
     """Write the global model after a round to a file of the run directory.
 
-    The file also has the method's name and facts such as the round. If inputs are standardised over
-    all sites, it has their means and standard deviations.
+    The file also has the method's name and the state's facts, such as the round. If the run has
+    pooled means and standard deviations for standardising inputs, the file has these too.
+
+    Args:
+        directory: the run directory.
+        name: the file's name in that directory. An existing file is replaced.
+        method: the run's method, which picks the model out of the state.
+        state: the state after a round.
 
     Returns:
         Whether the file was written. It is not written if the method has no global model.
@@ -181,10 +201,10 @@ class BestRound(Hook):
         self.unjudged: State | None = None
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Keep the run's starting state, whose model the next round measures.
+        """Keep the state that the run starts from, to judge its model when the next round ends.
 
-        ``round_ended`` then compares this model with the best one. The first model of a new run is
-        untrained, and is never compared.
+        A resumed run starts from the state after a finished round. The model of a new run's first
+        state is never judged, because no round has trained it.
         """
         self.unjudged = state
 
@@ -260,9 +280,13 @@ class BestRound(Hook):
     def _mean_over_sites(self, values: Mapping[str, Mapping[str, float]]) -> float:
         """Return the mean over sites of 'server.early-stopping-metric' on validation samples.
 
-        A site weighs as much as it has validation samples. Sites without the metric are left out.
-        The result is NaN if no site is left. Under secure aggregation, the recorded mean is
-        returned.
+        A site's weight is the number of its validation samples. Sites that did not report the
+        metric are left out. If no site with validation samples reported it, the result is NaN. With
+        secure aggregation, only the mean over all samples is known, under the name "all". That mean
+        is returned unchanged.
+
+        Args:
+            values: site -> metric -> value.
         """
         metric, facts = self.common.early_stopping_metric, self.method.participants.facts
         reported = {site: row[metric] for site, row in values.items() if metric in row}

@@ -32,16 +32,21 @@ class FailureLog:
     def add(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
         """Append a failure to ``failures.jsonl`` and to ``entries``, unless an equal entry exists.
 
-        ``round_`` is 0 before round 1 of a new run. ``phase`` and ``site`` are empty if the run
-        itself failed. ``code`` is the kind of failure, such as "no-answer". ``cause`` is cut to one
-        line.
+        A resumed run may repeat a round with the same failure, which is then recorded only once.
+        The new line is flushed to the disk before this function returns.
+
+        Args:
+            round_: the number of the round, or 0 if a new run has not begun round 1.
+            phase: the phase of the round, such as "train". It is empty if the run itself failed.
+            site: the site's name, or "unknown". It is empty if the run itself failed.
+            code: the kind of failure, such as "no-answer".
+            cause: the reason, which is cut to one line of at most 1000 characters.
 
         Raises:
             RunDirectoryError: the file cannot be written.
         """
         values = (round_, phase, site, code, one_line(cause, 1000))
         entry: dict[str, Any] = dict(zip(KEYS, values, strict=True))
-        # A resumed run may repeat a round with the same failure
         if entry in self.entries:
             return
         line = json.dumps(entry, ensure_ascii=False) + "\n"

@@ -43,11 +43,16 @@ class Content(dict[str, Any]):
 def read_content(text: str, path: Path) -> Any:
     """Parse the text of a run's JSON file, and check its content by the name of the file.
 
-    ``FORMS`` has the type for each file name. Other files are not checked. Each JSON object becomes
-    a dict that raises a RunDirectoryError for a missing key.
+    ``FORMS`` has the type of the content for each known file name. The content of a file with
+    another name is not checked. Each JSON object becomes a ``Content``, a dict that raises a
+    RunDirectoryError for a missing key.
+
+    Args:
+        text: the text of the file.
+        path: the path of the file, for its name and for errors. It is not opened.
 
     Raises:
-        RunDirectoryError: the content has another type.
+        RunDirectoryError: the content does not have the type in ``FORMS``.
         ValueError: the text is not valid JSON.
     """
     content = json.loads(text, object_pairs_hook=lambda pairs: Content(pairs, path))
@@ -73,12 +78,21 @@ def check(form: Any, content: Any, where: str) -> None:
 def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, Any]]) -> None:
     """Check the columns and cells of a run's CSV file.
 
-    Only metrics.csv and traffic.csv must have certain columns. Cells must be printable, and must be
-    possible numbers where a number is needed. ``rows`` has the lines after the first, each as
-    column -> cell.
+    A cell is invalid in one of these cases:
+
+    - It is not printable.
+    - It is not a number, although its column needs one.
+    - It is the value of a metric that cannot have this value, such as an infinite accuracy.
+
+    Args:
+        path: the file. Only metrics.csv and traffic.csv must have certain columns, which
+            ``COLUMNS`` lists. More columns are allowed.
+        columns: the names in the first line.
+        rows: the other lines. Each maps column names to cells.
 
     Raises:
-        RunDirectoryError: the table has a fault. The first one is named.
+        RunDirectoryError: a column is missing, or a line has an invalid cell or another number of
+            cells. The message names the first faulty line.
     """
     fault = ""
     for column in COLUMNS.get(path.name, ()):
@@ -97,8 +111,15 @@ def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, 
 def _find_line_fault(cells: Mapping[Any, Any]) -> str:
     """Describe the first fault in one line of a table, or return "" if the line has no fault.
 
-    The number of cells may be wrong. A cell may be unprintable, not a number where one is needed,
-    or impossible for the line's metric.
+    The text continues a sentence that begins with, for example, "line 7". These are faults:
+
+    - The line has too many or too few cells.
+    - A cell is not printable.
+    - A cell is not a number, although its column needs one, such as 'round' or 'seconds'.
+    - The cell 'value' is impossible for the line's metric, such as an infinite accuracy.
+
+    Args:
+        cells: column -> cell, as csv.DictReader returns a line.
     """
     # csv.DictReader has the key None if there are too many cells, and the value None if too few
     if None in cells or None in cells.values():
@@ -132,8 +153,16 @@ def _find_cell_fault(column: str, cell: str) -> str | None:
 def _is_possible(metric: str, value: float) -> bool:
     """Return whether a metric in a file of the run can have this value.
 
-    An outcome or a score such as accuracy is at most 10^15 in size. Other metrics of a part, such
-    as a class, are from 0 to 10^15. The rest may have any value.
+    The first rule that fits the metric's name decides:
+
+    - A name that begins with ``outcome.`` needs a value from -10^15 to 10^15.
+    - Any other name with a dot, such as ``class.0.auc``, needs a value from 0 to 10^15.
+    - A score of at most 1, such as accuracy, needs a value from -10^15 to 10^15, because noise may
+      move it beyond 1. A prefix ``trained-`` or ``own-`` is ignored, and so is everything from
+      ``-from-`` on.
+    - Every other metric may have any value, including NaN and infinity.
+
+    NaN is not possible under the first three rules.
     """
     # The limits exclude numbers that pages and plots could not show
     if metric.startswith(f"{OUTCOME}."):

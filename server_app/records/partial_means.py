@@ -20,8 +20,9 @@ _NAMED = 5  # largest number of sites that a sentence names
 def sites_without(metrics: SiteMetrics, sites: Sequence[str]) -> dict[str, list[str]]:
     """Find the metrics that only some of the sites have: metric -> the sites that lack it.
 
-    Metrics that every site in ``sites`` has are left out. Rows for other names, such as "all", are
-    ignored.
+    Metrics that every site in ``sites`` has are left out. Rows of ``metrics`` for names outside
+    ``sites``, such as "all", are ignored. The metrics are in the order of their first occurrence,
+    site by site. The sites of a metric are in the order of ``sites``.
     """
     known: dict[str, None] = {}
     for site in sites:  # not 'all', the only row of a run at trust 'sums'
@@ -37,8 +38,17 @@ def sites_without(metrics: SiteMetrics, sites: Sequence[str]) -> dict[str, list[
 def over_sites(summaries: Iterable[Summary], metric: str) -> str:
     """Describe which sites a metric's mean covers, such as "over 3 of 4 sites, without north".
 
-    A site is left out of the mean if it lacks the metric in at least one summary. More than five
-    such sites are counted but not named. The text is "over sites" if no site is left out.
+    A site is left out of the mean if it lacks the metric in at least one summary. If more than five
+    sites are left out, they are counted but not named.
+
+    Args:
+        summaries: the summaries of runs on one data set. Each has ``lacking`` (metric -> the sites
+            without it) and ``site_count`` (the number of all sites). The largest ``site_count`` is
+            used.
+        metric: the metric's name.
+
+    Returns:
+        The description. It is "over sites" if no site is left out, or if there are no summaries.
     """
     without: dict[str, None] = {}
     most_sites = 0
@@ -56,8 +66,14 @@ def over_sites(summaries: Iterable[Summary], metric: str) -> str:
 def describe_partial_means(summaries: Sequence[Summary], metrics: Sequence[str]) -> list[str]:
     """Build a sentence for each group of metrics whose means leave out the same sites.
 
-    An example is "'all' of auc, loss is the mean over 3 of 4 sites, without north". Metrics are
-    grouped for each data set separately. The list is empty if no mean leaves out a site.
+    An example is "'all' of auc, loss is the mean over 3 of 4 sites, without north". The name 'all'
+    is that of the row of means in a table. Metrics are grouped for each data set separately, and
+    equal sentences are listed once. The list is empty if no mean leaves out a site.
+
+    Args:
+        summaries: the summaries of runs, each with ``dataset``, ``lacking`` (metric -> sites
+            without it) and ``site_count`` (the number of all sites).
+        metrics: the metrics to describe, in order.
     """
     by_data: dict[str, list[Summary]] = {}
     for summary in summaries:
@@ -80,11 +96,12 @@ def find_hidden(
 
     Args:
         metrics: all values, site -> metric -> value.
-        shown: the values that may be shown.
-        chosen: the metrics to look at.
+        shown: the values in ``metrics`` that are allowed to be shown.
+        chosen: the names of the metrics to look at.
 
     Returns:
-        Metric -> the sites that hide it. A metric that no site hides is left out.
+        Chosen metric -> the sites that have it in ``metrics`` but not in ``shown``. A metric
+        without such a site is left out.
     """
     hidden: dict[str, list[str]] = {}
     for metric in chosen:
@@ -97,8 +114,13 @@ def find_hidden(
 def describe_hidden(hidden: Mapping[str, Sequence[str]], common: CommonSettings) -> list[str]:
     """Build a sentence for each group of metrics that are hidden at the same sites.
 
-    ``hidden`` maps each metric to these sites. An example begins with "n/a at north, south: auc".
-    The possible reasons follow in brackets and depend on the settings.
+    The sentence begins with, for example, "n/a at north, south: auc", and gives the possible
+    reasons in brackets. Without hidden metrics the list is empty.
+
+    Args:
+        hidden: metric -> the sites at which it is hidden.
+        common: the run's settings. The setting 'privacy.sums-min-count', the fewest samples of a
+            shown metric, is named as a reason. The level of trust "nobody" adds another reason.
     """
     metrics_at: dict[str, list[str]] = {}
     for metric, sites in hidden.items():

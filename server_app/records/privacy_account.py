@@ -50,9 +50,12 @@ class PrivacyHook(Hook):
     def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
         """Return the reason to refuse a site's reply, or None to accept it.
 
-        A reply with arrays must state the epsilon that the site has spent. That epsilon must not
-        exceed the setting 'privacy.max-epsilon', apart from rounding. A setting of 0 means no
-        limit.
+        A reply is refused in two cases:
+
+        - The reply has arrays, but does not state the epsilon that the site has spent. The arrays
+          may then have no noise.
+        - The stated epsilon exceeds the run's cap 'privacy.max-epsilon' by more than a millionth of
+          the cap. The site's record of spent epsilon is then wrong. A cap of 0 means no cap.
         """
         if reply.arrays and DP_EPSILON not in reply.metrics:
             return _NO_NOISE
@@ -76,8 +79,13 @@ class PrivacyHook(Hook):
     def why_end(self, state: State, error: SiteError) -> str | None:
         """Return the reason to end the run without an error once a site's epsilon is spent.
 
-        ``error`` would otherwise fail the run. There is a reason if too few sites are left, the
-        spent epsilon is a cause, and a round has finished. If not, the result is None.
+        The result is None if the run must fail instead. There is a reason only if three conditions
+        hold: ``error`` is a TooFewSitesError, at least one site failed because its epsilon is
+        spent, and a round has finished. Before the first finished round there is no model to keep.
+
+        Args:
+            state: the state after the last finished round.
+            error: the error that would otherwise fail the run.
         """
         # Before the first round a refusal is an error: the run has trained nothing to keep
         if not state.round or not isinstance(error, TooFewSitesError):
@@ -102,8 +110,16 @@ class PrivacyHook(Hook):
     def guarantee(self, participants: Participants) -> dict[str, Any]:
         """Return the entry "guarantee" of privacy.json, which describes the differential privacy.
 
-        It has the epsilon that each site has spent, the largest of these, and the delta. It also
-        says how noise is added, how epsilon is computed, and what epsilon protects.
+        The keys are:
+
+        - "sites": site -> its spent epsilon, and "epsilon": the largest of these, or 0,
+        - "of": a sentence that says what epsilon protects, and with which limits,
+        - "delta", "sample-clip-norm", "noise-multiplier" and "statistics-noise": numbers from the
+          settings,
+        - "accountant" and "mechanism": how epsilon is computed, and how noise is added.
+
+        Args:
+            participants: the sites of the run.
         """
         common = self.common
         sites = {site: self.spent(site) for site in participants.sites()}

@@ -138,8 +138,10 @@ def read_progress(folder: Path) -> Progress | None:
 def _describe_fault(error: ValidationError) -> str:
     """Describe why a progress file is invalid, and say what to do.
 
-    The text continues a sentence that begins with the file's name. Invalid JSON may be a
-    half-written file. Any other fault means another version or an altered file.
+    The text continues a sentence that begins with the file's name. The first error decides. If it
+    says that the JSON is invalid, the file may be half-written, so the advice is to wait or to
+    resume the run. Any other fault means that another version wrote the file, or that somebody
+    altered it.
     """
     first = error.errors()[0]
     # Half a file is not valid JSON: on a network drive, a reader may see a file being replaced
@@ -158,11 +160,13 @@ def _describe_fault(error: ValidationError) -> str:
 def mark_interrupted(folder: Path) -> None:
     """Change the state in progress.json and progress.prom from "running" to "interrupted".
 
-    If progress.json is missing or has another state, nothing is written. Call this only if the
-    run's process was killed.
+    The phase and the remaining seconds are cleared. If progress.json is missing or has another
+    state, nothing is written. Call this only if the run's process was killed before the process
+    could write "interrupted".
 
     Raises:
-        RunDirectoryError: progress.json cannot be used.
+        RunDirectoryError: progress.json cannot be read, is a link, is damaged, or is of another
+            version.
     """
     progress = read_progress(folder)
     if progress and progress.state == "running":
@@ -189,8 +193,9 @@ def metrics_text(progress: Progress) -> str:
 def format_metrics(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
     """Format metrics in Prometheus's text format, with the labels ``common`` on each value.
 
-    A metric's own label replaces a common label of the same name. A metric without values is left
-    out. A name that ends with "_total" makes a counter, and any other name makes a gauge.
+    Each metric has a name, a help text and samples, which are pairs of labels and a value. A
+    sample's label replaces a common label of the same name. A metric without samples is left out. A
+    metric whose name ends with "_total" is a counter, and every other metric is a gauge.
     """
     lines: list[str] = []
     for name, meaning, samples in metrics:
@@ -211,8 +216,16 @@ def format_metrics(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
 def _list_metrics(progress: Progress) -> Iterator[Metric]:
     """Yield the Prometheus metrics of a run's progress, each as (name, help text, samples).
 
-    A sample is a pair of labels and a value. An unknown number gives no sample. An example is the
-    epsilon without differential privacy.
+    A sample is (labels, value). The metrics are, in this order:
+
+    - the run's method, data set and state, as labels of the value 1,
+    - the number of all rounds, then that of finished rounds,
+    - the number of sites asked, answered, away and failed in the current phase,
+    - the number of failures, then the bytes down and up,
+    - the seconds, the peak memory and the epsilon of each site,
+    - the server's memory, the seconds left, and the time of writing.
+
+    An unknown number, such as the epsilon without differential privacy, gives no sample.
     """
     about = {"method": progress.method, "dataset": progress.dataset, "state": progress.state}
     yield "fedsilo_run_info", "What runs, and whether it has ended.", [(about, 1)]

@@ -48,8 +48,9 @@ Marks = Callable[[State], Mapping[int, str]]
 def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
     """Wrap a method of ``ProgressHook`` so that a failure of the display cannot stop the run.
 
-    The method is called under the hook's lock. The files are written again if it succeeds. An
-    exception goes to ``report``.
+    The method handles an event of the run, and is called under the hook's lock. If it succeeds, the
+    thread that writes the progress files is woken. If it raises an exception, the exception is
+    passed to ``report``, and nothing is raised.
     """
 
     @functools.wraps(method)
@@ -112,9 +113,15 @@ class ProgressHook(Hook):
     def following(self) -> Iterator[None]:
         """Write the progress files while the ``with`` block runs, and record how the block ended.
 
-        The recorded end is "finished", "failed" after an Exception, or "interrupted" after another
-        exception such as KeyboardInterrupt. Every exception is raised again. An interruption gets
-        the path of the run directory as its argument.
+        A thread writes the files, and gets 5 seconds at the end. The recorded state is one of
+        these:
+
+        - "finished": the block raised nothing.
+        - "failed": the block raised an Exception, whose text is recorded too.
+        - "interrupted": the block raised another BaseException, such as KeyboardInterrupt. Its
+          arguments become the path of the run directory, for the advice to resume.
+
+        Every exception is raised again.
         """
         thread = Thread(target=self._write_until_ended, name="progress", daemon=True)
         thread.start()
@@ -192,9 +199,18 @@ class ProgressHook(Hook):
     def round_ended(self, state: State) -> None:
         """Print one line about a finished round, and note the round in the progress.
 
-        The line has unweighted means over sites and the estimated time left. The training loss is
-        from this round. The validation metrics are of the model before this round, because nobody
-        has measured the new model yet.
+        The line has these parts:
+
+        - the mean training loss of this round over the sites that sent it,
+        - the mean validation metrics of the model from before this round, because the new model is
+          not measured yet. All sites with validation metrics must have sent the metric,
+        - the method's remark about the round, if there is one,
+        - the run's time left, estimated from the mean duration of this process's rounds.
+
+        The means are not weighted.
+
+        Args:
+            state: the method's state after the round, which also has the round's number.
         """
         here, round_ = self.progress, state.round
         here.finished_rounds, here.phase, self.round_began = round_, "", time.monotonic()
@@ -233,8 +249,10 @@ class ProgressHook(Hook):
     def _write_until_ended(self) -> None:
         """Write the progress files after each event, or after 15 s without one, until the run ends.
 
-        The last write follows the end of the run. Nothing is written if the run directory is gone.
-        Errors go to ``report``.
+        The last write comes after the end of the run. Nothing is written if the run directory has
+        been removed. After each write the thread pauses for 1 s or for 400 times the write's CPU
+        time, whichever is longer. Several events during a pause lead to one write. Errors are
+        passed to ``report``, and are not raised.
         """
         ended = False
         while not ended:
@@ -251,10 +269,12 @@ class ProgressHook(Hook):
             self.ending.wait(max(_PAUSE, _REST * (time.thread_time() - began)))
 
     def _build_snapshot(self) -> Progress:
-        """Return a copy of the progress with the current times, memory and costs of each site.
+        """Return a copy of the progress with the current times, memory and costs.
 
-        ``seconds_left`` is estimated from the rounds of this process. It is set only while the run
-        is running and has finished such a round.
+        The costs of a site are its seconds, bytes, peak memory and epsilon. ``left_out`` is the
+        number of failures recorded so far. ``seconds_left`` is set only while the run is running
+        and has finished a round in this process. It is the mean duration of these rounds times the
+        number of unfinished rounds, minus the time since the current round began. It is at least 0.
         """
         # The copy is made under the lock; the rest takes time, and no event should wait for it
         with self.lock:

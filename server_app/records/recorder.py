@@ -49,12 +49,18 @@ class GrowingCsv:
     def write(self, final: Sequence[Row], still_open: Sequence[Row] = ()) -> None:
         """Append ``final`` rows, then ``still_open`` rows, after the final rows of earlier calls.
 
-        The next call overwrites the open rows. The first call replaces an existing file, and writes
-        the header first.
+        The open rows of the previous call are overwritten. The first call replaces an existing
+        file, and writes the header first. A row is cut to the number of the header's columns.
+        Afterwards, the attribute ``final`` has the number of bytes up to the last final row, and
+        the CRC-32 of these bytes.
+
+        Args:
+            final: rows that will not change after this call.
+            still_open: rows that the next call overwrites.
 
         Raises:
             RunDirectoryError: the file is gone, shorter than before, or cannot be written.
-            OSError: the disk is full.
+            OSError: the disk is full. The caller can then explain how to go on.
         """
         text, size = io.StringIO(), self.final["bytes"]
         writer = csv.writer(text, lineterminator="\n")
@@ -112,7 +118,9 @@ class GrowingCsv:
     def restore(self, final: dict[str, int]) -> None:
         """Continue the file after the final rows that a checkpoint has recorded.
 
-        The next call of ``write`` overwrites everything after these rows.
+        The next call of ``write`` overwrites everything after these rows. If there are final rows,
+        the file's header decides the columns, because an earlier version of fedsilo may have
+        written fewer columns.
 
         Args:
             final: the number of ``bytes`` up to the last final row, and their ``crc32``. With 0
@@ -192,12 +200,12 @@ class Recorder(Hook):
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Record the bytes of each new site's introduction to the server, and rewrite silos.json.
+        """Record the traffic of each new site's hello (introduction), and rewrite silos.json.
 
         Args:
-            round_: the round that begins. The bytes count for the previous round.
+            round_: the round that begins. The traffic is recorded for the previous round.
             participants: all sites, including the new ones.
-            joined: the sites that are new or came back on another node.
+            joined: the names of the sites that are new or came back on another node.
         """
         for site in joined:
             down, up = participants.traffic[site]
@@ -207,9 +215,12 @@ class Recorder(Hook):
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
         """Record each reply's traffic and costs, and its metrics if the phase trains or evaluates.
 
-        Metrics of a model that a site has trained belong to ``round_``. Metrics of a model that a
-        site received belong to the previous round, except in the final evaluation. No file is
-        written until the round ends.
+        Costs are the working time, steps, samples and peak memory. Names of operations that are not
+        deterministic are recorded too. No file is written until the round ends.
+
+        Metrics of the model that a site has trained belong to ``round_``. Metrics of the model that
+        a site received belong to the previous round. In the final evaluation, the phase 'evaluate',
+        they belong to ``round_``.
         """
         # Sites measured the model of the round before, or in the final evaluation the last model
         described = round_ - 1
@@ -241,9 +252,15 @@ class Recorder(Hook):
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
         """Record the means of securely summed metrics, with "all" as the site.
 
-        ``means`` maps ``<model>.<split>.<metric>`` to the mean over all samples. Metrics of trained
-        models belong to ``round_``. Metrics of the received model belong to the previous round,
-        except in the final evaluation.
+        Metrics of trained models belong to ``round_``. Metrics of the model that sites received
+        belong to the previous round. In the final evaluation, the phase 'evaluate', they belong to
+        ``round_``.
+
+        Args:
+            round_: the round, from 1.
+            phase: the phase in which the sites measured.
+            means: ``<model>.<split>.<metric>`` -> the mean over all samples of all sites. The model
+                is the received or the trained one.
         """
         described = round_ - 1
         if phase == messages.EVALUATE:
@@ -259,8 +276,14 @@ class Recorder(Hook):
     ) -> None:
         """Record the norm of each site's update, and its cosine to the change of the global model.
 
-        ``contributions`` maps each site to these two numbers. A cosine of None is left out. The
-        rows of metrics.csv have the split "update".
+        The rows of metrics.csv belong to ``round_``. Their split is "update", and their metric is
+        "norm" or "cosine". A cosine is None, and is left out, if the update or the change is 0.
+        ``phase`` is not used.
+
+        Args:
+            round_: the round.
+            phase: the phase whose replies are updates.
+            contributions: site -> the norm and the cosine of its update.
         """
         for site, part in contributions.items():
             self._new_metrics.append([round_, site, UPDATE, "norm", part.norm])
@@ -295,8 +318,16 @@ class Recorder(Hook):
     def state(self) -> Any:
         """Return the recorder's values for a checkpoint, in a form that JSON can hold.
 
-        For metrics.csv and traffic.csv, the state has the size and the CRC-32 of the finished rows.
-        It also has the last rows of metrics.csv, each site's costs and all failures.
+        The keys are:
+
+        - "metrics" and "traffic": the size in bytes and the CRC-32 of the final rows in that CSV
+          file,
+        - "open": the rows of metrics.csv whose position may still change,
+        - "last": the rows of metrics.csv for the newest final round,
+        - "sites": site -> bytes down, bytes up and seconds of work,
+        - "peak-memory": site -> bytes,
+        - "unrepeatable": the names of operations that are not deterministic,
+        - "failures": the entries of failures.jsonl.
         """
         return {
             "metrics": self.metrics.final,
@@ -340,9 +371,16 @@ class Recorder(Hook):
     ) -> dict[str, dict[str, float]]:
         """Return the metrics of a round on one split: site -> metric -> value, sorted by site.
 
-        The metrics are of the received model, or of the sites' trained models if ``trained``. Only
-        the unfinished round and the two before it are available. Other rounds give an empty
-        mapping. Securely summed metrics are under the name "all".
+        Only the last finished round, the round before it and the unfinished round are available.
+        For any other round, the mapping is empty. Securely summed metrics are under the name "all".
+        If a metric was recorded twice, the later value is returned.
+
+        Args:
+            round_: the round that the metrics belong to.
+            split: ``train``, ``val`` or ``test``.
+            trained: if True, the metrics are those of the models that the sites have trained, and
+                their prefix ``trained-`` is removed. Otherwise they are those of the received
+                model.
         """
         found: dict[str, dict[str, float]] = {}
         # Older rows are only in the file, because no hook needs them during the run

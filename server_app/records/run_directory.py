@@ -66,11 +66,11 @@ class RunDirectory:
     def file(self, name: str) -> Path:
         """Return the path of a file in the directory, after checking that the file is safe to read.
 
-        The file may be missing.
+        The file may be missing. ``name`` is trusted, and is not checked for "..".
 
         Raises:
-            RunDirectoryError: the file is not a regular file, is larger than 1 GiB, or is a link
-                out of the directory.
+            RunDirectoryError: the file is a pipe, a device or a folder, or is larger than 1 GiB. A
+                link is refused if it leads out of the directory or to a missing file.
         """
         path = self.path / name
         refuse_outside(self.path, path)
@@ -109,10 +109,14 @@ class RunDirectory:
     def read_csv(self, name: str) -> list[dict[str, str]]:
         """Read a CSV file of the run, and return one mapping per row: column -> cell as a string.
 
-        metrics.csv and traffic.csv must have their usual columns.
+        metrics.csv and traffic.csv must have their usual columns. Only the columns "steps" and
+        "samples" of traffic.csv may be missing, because earlier versions of fedsilo did not write
+        them. Cells must be printable, and must be numbers in columns such as "round". A "value"
+        must be possible for its "metric".
 
         Raises:
-            RunDirectoryError: the file cannot be read, lacks a column, or has an invalid cell.
+            RunDirectoryError: the file is missing, cannot be read, lacks a column, or has an
+                invalid cell.
         """
         path = self.file(name)
         try:
@@ -137,11 +141,13 @@ class RunDirectory:
 def refuse_outside(run_dir: Path, path: Path) -> None:
     """Check that ``path`` is not a symbolic link that leads out of the run directory.
 
-    With such a link, somebody who sends a directory could choose which file fedsilo reads or
-    writes.
+    With such a link, the sender of a directory could choose a file on the reader's machine that
+    fedsilo reads or writes. Only ``path`` itself is checked, not the folders above it. A path that
+    is not a link is accepted, even if it does not exist.
 
     Raises:
-        RunDirectoryError: the path is a link to a place outside the directory or to a missing file.
+        RunDirectoryError: the path is a link to a place outside the directory, to a missing file,
+            or to itself.
     """
     if not path.is_symlink():
         return
@@ -159,11 +165,12 @@ def refuse_outside(run_dir: Path, path: Path) -> None:
 def refuse_links(run_dir: Path) -> None:
     """Check that no folder of a run directory has a symbolic link that leads out of the directory.
 
-    With such a link, somebody who sends a directory could make fedsilo read or overwrite the user's
-    files.
+    A directory from somebody else could have such links, to make fedsilo read or overwrite other
+    files of the user. Links to folders are checked but not followed. A link to a missing file is
+    refused too.
 
     Raises:
-        RunDirectoryError: an entry is such a link, or a link to a missing file.
+        RunDirectoryError: an entry is such a link. The error names one of them.
     """
     for folder, folders, files in os.walk(run_dir):
         for name in (*folders, *files):
@@ -209,8 +216,12 @@ def with_run_name(settings: RunSettings) -> RunSettings:
 def free_name(settings: RunSettings) -> Iterator[RunSettings]:
     """Yield the settings with a free run name, which is reserved while the ``with`` block runs.
 
-    If the name is taken, the smallest free number from 2 is appended, such as ``hearts-2``, and a
-    line is printed. The settings are unchanged if the run is resumed or the name is invalid.
+    A name is taken if its run directory exists, or if another process is about to use it. The
+    smallest free number from 2 is then appended, such as ``hearts-2``, and a line is printed. A
+    directory of a run that died before its start does not count.
+
+    The settings are yielded unchanged if the run is resumed. The same holds for an empty or invalid
+    name, because the start of the run refuses it.
     """
     common = settings.common
     path = runs_folder(common.out) / common.run_name
@@ -247,8 +258,9 @@ def _is_free_for_us(path: Path, held: ExitStack) -> bool:
 def _why_not_free(path: Path) -> str:
     """Explain why a new run cannot use ``path``, as a clause for a printed line.
 
-    The directory exists, or another process is starting a run there. For an unfinished run, the
-    text names the command to continue.
+    If the path exists, the text says so. For an unfinished run, the text also names the command
+    that continues the run. If the path is missing, the text says that another process is starting a
+    run there. A directory of a run that died before its start counts as missing.
     """
     if not _is_taken(path):
         return f"another process is starting a run in {path}"
@@ -261,12 +273,19 @@ def _why_not_free(path: Path) -> str:
 def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     """Check that a run can use its directory, and return the directory. Nothing is written.
 
-    If ``out`` is empty, the usual folder of run directories is used. If ``resume``, the run
-    continues in an existing directory.
+    Args:
+        out: the folder of run directories. If empty, $FEDSILO_RUNS or ~/.fedsilo/runs is used.
+        run_name: the name of the directory in that folder.
+        resume: whether the run continues in an existing directory.
 
     Raises:
-        RunDirectoryError: a new run's directory exists, a resumed run's directory is missing, or a
-            name or a link is invalid.
+        RunDirectoryError: in one of these cases:
+
+            - The folder is a relative path, or the name is invalid.
+            - The directory contains a link that leads out of it.
+            - The run is resumed, but its directory does not exist.
+            - The run is new, but its directory exists, even if it is empty. A directory of a run
+              that died before its start is allowed.
     """
     path, fault = runs_folder(out) / run_name, ""
     # The name is checked first, because '../x' would lead to another folder
@@ -288,8 +307,9 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
 def _is_taken(path: Path) -> bool:
     """Return whether a path is in use, so that a new run must not write to it.
 
-    A missing path is free. A directory of a run that died before it wrote config.toml is free too.
-    Everything else is taken.
+    A missing path is free. Any file is taken, and so is any folder without a lock file. A folder
+    with a lock file is free if it has nothing else except silos.json, cut.json and half-written
+    files. A run that died before it wrote config.toml leaves such a folder.
     """
     if not path.is_dir():
         return path.exists()
@@ -307,8 +327,17 @@ def _is_taken(path: Path) -> bool:
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
     """Build the text of config.toml, the record of how a run was started.
 
-    It has all settings, the processor and the versions of software. It also has the engine and the
-    resources, unless ``launch`` is empty.
+    The TOML text has these parts:
+
+    - the number of the file's format,
+    - all settings, including those with their default values,
+    - the engine and the resources,
+    - the environment: the processor and the versions of fedsilo, Python and packages.
+
+    Args:
+        settings: the run's settings.
+        launch: the engine and resources, which ``fedsilo resume`` uses again. If it is empty, the
+            text has no table "launch".
     """
     document: dict[str, Any] = {"format": RUN_FORMAT} | group_settings(settings.as_mapping())
     if launch:
@@ -339,9 +368,22 @@ def this_environment() -> dict[str, Any]:
 def silos_document(participants: Participants) -> dict[str, Any]:
     """Build the content of silos.json: site -> the facts that the site has stated.
 
-    The facts include the numbers of samples, the counts of labels and digests of the data. The keys
-    "task", "software" and "agreed" are optional. "agreed" is the number of training samples that
-    'run.site-weights' gives this site.
+    Each site has these keys:
+
+    - "distribution": the group of sites with similar data that the site states,
+    - "sizes": split -> number of samples,
+    - "label_counts": split -> number of samples of each class (or other stratum of the task),
+    - "fingerprints": split -> SHA-256 of its samples,
+    - "dropped": the number of samples in no split,
+    - "schema": the digest of a table's schema, or of images' classes and size,
+    - "classes": the names of the classes,
+    - "backbone": the digest of the weights that the network starts from.
+
+    Three keys are optional:
+
+    - "task": the task's name, if the task is not classification,
+    - "software": versions by name, if the site sent any,
+    - "agreed": the number of training samples that 'run.site-weights' gives this site.
     """
     agreed = participants.agreed_samples()
     document: dict[str, Any] = {}
@@ -369,11 +411,20 @@ def silos_document(participants: Participants) -> dict[str, Any]:
 def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
     """Create the run directory if it is missing, and lock it while the ``with`` block runs.
 
-    If the block raises a FedsiloError, the directory of a new run without a checkpoint is deleted.
+    No other process can lock the directory meanwhile. If the block raises a FedsiloError or the
+    disk is full, the directory of a new run without a checkpoint is deleted. After any other
+    exception the directory is kept, with the lock file.
+
+    Args:
+        directory: the run directory.
+        new: True for a new run, or False for a resumed run.
 
     Raises:
-        RunDirectoryError: another process uses the directory, a new run finds a config.toml in it,
-            or the disk is full.
+        RunDirectoryError: in one of these cases:
+
+            - Another process writes to the directory.
+            - The run is new, but the directory already has a config.toml.
+            - The disk is full while the block runs.
     """
     directory.path.mkdir(parents=True, exist_ok=True)
     # Following a link here would let the sender of a directory choose a file of ours to empty
@@ -401,8 +452,9 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
 def _explain_full_disk(directory: RunDirectory) -> Iterator[None]:
     """Turn the OSError of a full disk in the ``with`` block into an error that names the remedy.
 
-    An exceeded disk quota is treated alike. The new error is a RunDirectoryError. Other errors pass
-    through.
+    An exceeded disk quota is treated alike. The RunDirectoryError names the full file, and asks the
+    user to make room. If the run has a checkpoint, the error gives the command to resume the run.
+    Otherwise it asks the user to start the run again. All other errors pass through.
     """
     try:
         yield

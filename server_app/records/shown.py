@@ -42,10 +42,12 @@ _OTHERS_MODELS = re.compile(r"^(trained|own)-|-from-.*$")
 
 
 def rests_on_classes(metric: str) -> bool:
-    """Return whether a metric rests on the samples of every class, such as balanced accuracy.
+    """Return whether a metric, or the family of metrics by class, depends on each single class.
 
-    Such a metric could reveal the hidden count of a class. The name ``class`` stands for all
-    metrics by class, and gives True. A single one of these, such as ``class.0.auc``, gives False.
+    Balanced accuracy, AUC and average precision do so, because they are computed from all classes.
+    A prefix ``trained-`` or ``own-`` or a suffix such as ``-from-north`` names the model, and is
+    ignored. The name ``class`` means the family of metrics by class, and gives True. A single
+    metric of that family, such as ``class.0.auc``, gives False.
     """
     return metric == CLASS or _OTHERS_MODELS.sub("", metric) in _OVER_CLASSES
 
@@ -75,8 +77,10 @@ class Floors:
     def counts(self) -> dict[tuple[str, str], Counts | None]:
         """Compute the numbers of samples of each class that may be shown, by (site, split).
 
-        A number below 'privacy.sums-min-count' is None. Further classes are hidden if their numbers
-        would reveal it. If the whole split has fewer samples, its entry is None.
+        A number below 'privacy.sums-min-count' must stay hidden, and is None. If a reader could
+        compute this number from the split's total, ``suppress`` hides the numbers of further
+        classes. If the whole split has fewer samples than that setting, its entry is None and not a
+        list.
         """
         # The package of the ClientApp brings Flower, which commands that only list do not need
         from fedsilo.client_app.summary.suppression import secret_of, suppress
@@ -96,9 +100,9 @@ class Floors:
     def hidden_classes(self, site: str, split: str) -> frozenset[int] | None:
         """Return the numbers of the classes whose count in a site's split is hidden.
 
-        The set is empty if nothing is hidden, or if the site sent no counts. The result is None if
-        no metric of the split may be shown, because it has fewer samples than
-        'privacy.sums-min-count'.
+        The set is empty if nothing is hidden. It is also empty if the site sent no counts, because
+        its metrics are then sums over sites. If the split has fewer samples than
+        'privacy.sums-min-count', the result is None. No metric of such a split may be shown.
         """
         if (site, split) not in self.counts:
             return frozenset()  # the site sent no counts, so its metrics are sums over sites
@@ -132,8 +136,11 @@ class Floors:
     def shown_silos(self) -> Document:
         """Return the content of silos.json with None in place of each hidden number.
 
-        Numbers of samples below 'privacy.sums-min-count' are hidden. Counts of classes that would
-        reveal such a number are hidden too.
+        The floor is the setting 'privacy.sums-min-count'. These numbers become None:
+
+        - counts of classes that are below the floor or would reveal such a count (``counts``),
+        - all counts of classes in a split below the floor, and the split's size,
+        - the number of left-out samples of a site, if it is below the floor.
         """
         from fedsilo.client_app.summary.suppression import at_least
 
@@ -151,7 +158,12 @@ class Floors:
     def shown_rows(self, rows: Sequence[Row]) -> list[Row]:
         """Select the rows of metrics.csv that may be shown, in their order.
 
-        ``shows`` decides. It hides values that could reveal a small number of patients.
+        ``shows`` decides. It refuses a row in these cases:
+
+        - The row's split has fewer samples than 'privacy.sums-min-count'.
+        - The name of the metric is not valid.
+        - The run is at 'trust: nobody', and the metric is not among the task's basic metrics.
+        - The value would reveal a hidden count of a class, or how single patients were predicted.
 
         Args:
             rows: rows of metrics.csv, each as column -> cell.
@@ -166,8 +178,13 @@ class Floors:
     def shown_summary(self, summary: Document) -> Document:
         """Return the content of summary.json without the metrics that must not be shown.
 
-        ``shows`` decides about each metric of a site. If any is hidden, the means are computed
-        again from the shown metrics, because the old means could reveal the hidden ones.
+        ``shows`` decides about each test metric of a site. If any is hidden, the means are computed
+        again from the shown metrics. Otherwise the means could reveal the hidden ones. The
+        validation means are treated alike. summary.json has no validation metrics by site, so those
+        of the last round are used instead.
+
+        Args:
+            summary: the content of summary.json. It is not changed.
         """
         groups = {site: str(facts["distribution"]) for site, facts in self.silos.items()}
         # summary.json has no validation metrics by site, so the last round's rows stand in for them
@@ -196,8 +213,12 @@ class Floors:
     def sent_rows(self, rows: Sequence[Row]) -> list[Row]:
         """Select the rows of metrics.csv with metrics that hospitals send, shown or hidden.
 
-        The norm and cosine of updates are left out, because the server computes them. At 'trust:
-        nobody', only the task's basic metrics are kept, such as the loss.
+        The server computes the norm and cosine of updates, so these rows are left out. At 'trust:
+        nobody', hospitals send only the task's basic metrics (``always``), such as the loss. Rows
+        of other metrics are then left out too.
+
+        Args:
+            rows: rows of metrics.csv, each as column -> cell.
         """
         private = self.common.trust == NOBODY
         sent = []
@@ -210,10 +231,27 @@ class Floors:
     def shows(self, at: int, site: str, split: str, metric: str, value: float) -> bool:
         """Return whether a metric of round ``at`` may be shown.
 
-        In a split with fewer samples than 'privacy.sums-min-count', every metric is hidden.
-        Elsewhere, a metric is hidden if it could reveal such a small count or the predictions for
-        single patients. At 'trust: nobody', only the task's basic metrics are shown. Norm and
-        cosine of updates are always shown.
+        The first rule that fits decides:
+
+        - The norm and cosine of an update are shown.
+        - A metric with an invalid name is hidden.
+        - At 'trust: nobody', all metrics except the task's basic ones (``always``) are hidden.
+        - In a split with fewer samples than 'privacy.sums-min-count', every metric is hidden.
+        - In a split in which no class has a hidden count, every metric is shown.
+        - A metric of one class is shown if the count of that class is not hidden.
+        - An accuracy is hidden if at most one prediction is right, or if at most one is wrong.
+        - Balanced accuracy, AUC and average precision are hidden.
+        - A metric of a bin, or of another part of the samples, is shown if the last round's
+          accuracy is known and may be shown.
+        - Any other metric is shown.
+
+        Args:
+            at: the round. The last round has metrics by class, so its rule for accuracy is stricter
+                (``_gives_away``).
+            site: the site's name.
+            split: the split, or ``UPDATE`` for the norm and cosine of an update.
+            metric: the metric's name in metrics.csv.
+            value: the metric's value, which is used only for an accuracy.
         """
         if split == UPDATE:
             return True  # norm and direction of a change of weights
@@ -244,8 +282,20 @@ class Floors:
     ) -> bool:
         """Return whether an accuracy reveals how single patients were predicted.
 
-        It does so if at most one prediction is right, or at most one is wrong. In the last round,
-        the samples of the hidden classes are examined alike.
+        The accuracy times the number of samples is the number of right predictions. The result is
+        True if at most one prediction is right, or if at most one is wrong.
+
+        The metrics of the last round also give the number of right predictions of each class that
+        is not hidden. If all these numbers are known, the rest belongs to the hidden classes. The
+        same rule is then applied to their samples, for the metric 'accuracy' only.
+
+        Args:
+            at: the round of the accuracy.
+            site: the site's name. The site must have sent label counts.
+            split: the split.
+            metric: the metric's name, which may have a prefix such as ``trained-``.
+            value: the accuracy, from 0 to 1.
+            hidden: the numbers of the classes whose counts are hidden.
         """
         counts = self.silos[site]["label_counts"][split]
         # An accuracy times the samples is a whole number, apart from the rounding in the file

@@ -65,9 +65,14 @@ def leaves_by_trust(trust: str, task: Task) -> list[str]:
 def task_words(task: Task) -> dict[str, str]:
     """Return the phrases of a task that fill the placeholders in privacy.json's sentences.
 
-    The sentences say which data leave a site. "measured" and "counted" are phrases for trust
-    'server'. "always" names the metrics that a site sends at trust 'sums', and "noisy" those that
-    it sends with noise at trust 'nobody'.
+    The sentences say which data leave a site. The keys are the placeholders:
+
+    - "measured" and "counted": the task's own phrases for what a site measures and counts at trust
+      'server', such as "R2 and loss",
+    - "always": the names of the metrics that a site sends at trust 'sums', such as "accuracy and
+      loss",
+    - "noisy": the names of the metrics that a site sends with noise at trust 'nobody'. If there are
+      none, the phrase is "no measurement".
     """
     return {
         "measured": task.measured_words,
@@ -106,12 +111,13 @@ def by_distribution(
 ) -> dict[str, dict[str, float]]:
     """Compute the means of each group of similar sites: distribution -> metric -> mean.
 
-    Each mean is unweighted, over those sites of the group that have the metric. A name without a
-    group, such as "all", is left out.
+    Such a group is called a distribution. The result is sorted by distribution. Each mean is
+    unweighted, over those sites of the group that have the metric. A name that is not in
+    ``distribution_of``, such as "all", is left out.
 
     Args:
         values: site -> metric -> value.
-        distribution_of: site -> the name of its group.
+        distribution_of: site -> the name of its distribution.
     """
     sites_of: dict[str, dict[str, Mapping[str, float]]] = {}
     for site, row in values.items():
@@ -131,9 +137,26 @@ def privacy_document(
 ) -> dict[str, Any]:
     """Build privacy.json: the data that left the sites, the bytes, and the privacy guarantee.
 
-    ``leaves`` has the method's own sentences on the data that leave a site. ``guarantee`` is that
-    of differential privacy, or a sentence that there is none. ``perturbation`` describes noise that
-    gives no guarantee, and may be empty.
+    Args:
+        method: the method's name.
+        trust: the run's level of trust: "server", "sums" or "nobody".
+        task: the run's task.
+        leaves: the method's own sentences on the data that leave a site.
+        totals: the total bytes, "down" and "up". Only "up" is used.
+        guarantee: a mapping with the guarantee of differential privacy, or a sentence that there is
+            none.
+        perturbation: a description of noise that gives no privacy guarantee, or empty.
+
+    Returns:
+        A mapping with these keys:
+
+        - "method" and "bytes up",
+        - "trust": the level and its promise,
+        - "leaves each site": the sentences for all runs, those for the level of trust, and then
+          ``leaves``. With differential privacy, a last sentence says that replies state the
+          epsilon,
+        - "guarantee", and "epsilon": the epsilon of the guarantee, or "none",
+        - "perturbation": only if ``perturbation`` is not empty.
     """
     # The package of the ClientApp brings Flower, which commands that only list do not need
     from fedsilo.client_app.site.trust import MEANINGS
@@ -164,11 +187,19 @@ def result_table(
     shown: Sequence[str],
     hidden: Collection[str] = (),
 ) -> Table:
-    """Build the table of test results: a row per site, per group of sites and for all sites.
+    """Build the table of test results: a row per site, per distribution and for all sites.
 
-    More than 20 sites become quantiles and the five sites with the lowest first metric. Rows of
-    several sites are unweighted means. ``shown`` has the metrics in order. Those in ``hidden`` get
-    a column even without values.
+    A distribution is a group of sites. A site with the same name as its distribution gets no row,
+    because its values are in the distribution's row. More than 20 sites are replaced by rows of
+    quantiles and the five sites with the lowest first metric. More than 20 distributions get no
+    rows. Rows of distributions and of all sites are unweighted means.
+
+    Args:
+        values: site -> metric -> value on the test samples.
+        distribution_of: site -> its distribution.
+        title: the title of the table.
+        shown: the metrics to show, in this order. A metric that no site has is left out.
+        hidden: metrics of ``shown`` that get a column even if no site may show a value.
     """
     known: set[str] = set()
     for row in values.values():
@@ -202,13 +233,13 @@ def summary_lines(
 ) -> Iterator[Table | str]:
     """Yield the test results of a finished run, to be printed.
 
-    The results are one table. At trust 'sums', no results of single sites exist. A title and the
-    line of means are yielded instead.
+    The results are one table. At trust 'sums', ``summary`` has no results of single sites. Two
+    lines are yielded instead: a title, and the means over sites.
 
     Args:
-        summary: the content of summary.json.
+        summary: the content of summary.json, possibly without values that must stay hidden.
         silos: the content of silos.json.
-        shown: the metrics in the table, in order.
+        shown: the metrics in the table, in this order. The line of means has all metrics.
     """
     title = title_of_results(summary)
     if not summary["sites"]:
@@ -230,7 +261,7 @@ def title_of_results(summary: Mapping[str, Any]) -> str:
 def mean_line(mean: Mapping[str, float]) -> str:
     """Format the means over all sites as one line, with three decimals, sorted by metric.
 
-    The line says "none" if there are no means.
+    After a fixed beginning, the line has the means, or "none" if there are none.
     """
     values = ", ".join(f"{metric} {value:.3f}" for metric, value in sorted(mean.items()))
     return f"mean over the test samples of all sites: {values or 'none'}"
@@ -239,8 +270,13 @@ def mean_line(mean: Mapping[str, float]) -> str:
 def _select_rows(values: Values, metrics: Sequence[str]) -> Values:
     """Select the rows to show: all sites or, if there are many, quantiles and the five worst sites.
 
-    More than 20 sites are many. Each metric has its own quantiles. The worst sites have the lowest
-    first metric.
+    More than 20 sites are many. Quantiles of 5, 25, 50, 75 and 95 % are computed for each metric
+    separately, in rows such as "5% of 40 sites below". The worst sites have the lowest values of
+    the first metric, even if low is good. If ``metrics`` is empty, all sites are returned.
+
+    Args:
+        values: site -> metric -> value.
+        metrics: the metrics of the table, in order. For each, at least one site must have a value.
     """
     if len(values) <= MANY or not metrics:
         return values

@@ -60,8 +60,10 @@ Tracker = Generator[None, Sequence[Scalar], None]
 def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes event files to ``<run-dir>/tensorboard``, in double precision.
 
-    The tracker is a generator. ``send`` takes a list of (name, round, value). A resumed run sends
-    all values again, and TensorBoard hides the earlier ones.
+    The tracker is a generator. The first call of ``next`` writes the settings, as a Markdown table.
+    After that, ``send`` takes a list of (name, round, value), which is written immediately. Closing
+    the tracker closes the files. TensorBoard hides older events in the same folder, but their files
+    stay. ``resumed`` is not used.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -80,8 +82,13 @@ def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Track
 def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes an MLflow run to the address in $MLFLOW_TRACKING_URI.
 
-    The default is ``mlflow.db`` beside the run directory. ``send`` takes a list of (name, round,
-    value). If ``resumed``, the earlier MLflow run continues.
+    Without an address, the tracker writes to ``mlflow.db`` in the folder that contains the run
+    directory. The tracker is a generator: ``send`` gives it a list of (name, round, value), and
+    closing it ends the MLflow run.
+
+    If ``resumed``, the tracker continues the MLflow run of this run directory, and skips values
+    that MLflow has already. Otherwise it creates an MLflow run with the settings as parameters. It
+    also does so if there is no MLflow run to continue.
     """
     for name, patience in _IMPATIENT.items():
         os.environ.setdefault(name, patience)
@@ -121,7 +128,13 @@ def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
 def _find_mlflow_run(client: Any, experiment: str, run_dir: Path) -> str:
     """Return the id of the MLflow run that belongs to this run directory, or "" if there is none.
 
-    ``experiment`` is the id of the MLflow experiment to search.
+    The run is found by its tag ``fedsilo.run-directory``, whose value is the directory's path. Only
+    one match is returned.
+
+    Args:
+        client: the MLflow client.
+        experiment: the id of the MLflow experiment to search.
+        run_dir: the run directory.
     """
     quote = "'"
     # MLflow cannot escape a quote
@@ -167,8 +180,10 @@ def _count_mlflow_metrics(client: Any, run: str) -> Counter[tuple[str, int]]:
 def _open_wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes a run to the project ``fedsilo`` of Weights & Biases (W&B).
 
-    ``send`` takes a list of (name, round, value). Without a W&B account, the data stay in the run
-    directory. If ``resumed``, the earlier run continues.
+    The tracker is a generator: ``send`` gives it a list of (name, round, value), and closing it
+    ends the run. Without an account on this machine, or with ``WANDB_MODE=offline``, the data stay
+    in ``<run-dir>/wandb``. No code, git state, console output or machine data is sent. If
+    ``resumed``, the W&B run of this run directory continues.
     """
     import wandb
 
@@ -276,8 +291,11 @@ class TrackingHook(Hook):
     def _select_shown(self, rows: Iterable[Row], last_round: int | None = None) -> Iterator[Row]:
         """Yield the rows of metrics.csv that may be shown to others, and so sent to a tracker.
 
-        ``last_round`` is None before the final evaluation ends. Stricter rules apply to the
-        accuracy of the last round.
+        Args:
+            rows: rows of metrics.csv.
+            last_round: the number of the last round, once the final evaluation has ended. None
+                while the run goes on. The last round has metrics by class, from which more can be
+                computed. So an accuracy of that round may have to be hidden.
         """
         last: dict[str, Any] = {split: {} for split in SPLITS}
         if last_round is not None:
@@ -292,7 +310,9 @@ class TrackingHook(Hook):
     def _stop_on_failure(self) -> Iterator[None]:
         """Run the ``with`` block. If it fails, log a warning, and send nothing more in this run.
 
-        The exception is not raised again, and the run continues.
+        The exception is not raised again, so the run continues. ``tracker`` becomes None. If a
+        library is missing, the warning says which optional dependencies of fedsilo must be
+        installed.
         """
         try:
             yield
@@ -307,8 +327,13 @@ class TrackingHook(Hook):
 def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
     """Compute each round's means of metrics and sums of traffic over sites, for a tracker.
 
-    The name of a mean is ``<split>/<metric>``, and that of a sum ``traffic/<column>``. Means are
-    unweighted. Metrics of a part of the samples, such as a class, are left out.
+    The name (``tag``) of a mean is ``<split>/<metric>``, and that of a sum ``traffic/<column>``.
+    Means are unweighted. These rows are left out:
+
+    - metrics of one class or bin,
+    - metrics with the prefix ``own-`` or of another site's model,
+    - metrics with the prefix ``trained-``, except on the training split,
+    - traffic of introductions ("hello") and of the final evaluation.
 
     Args:
         metrics: rows of metrics.csv.

@@ -20,12 +20,17 @@ _OWN_VERSIONS = {
 def changed_software(directory: RunDirectory) -> str:
     """Describe in one line the changes of software and processor since the run began.
 
-    Such changes may alter the rounding, and with it the results. The run's config.toml is compared
-    with this machine. The line is empty if nothing has changed.
+    Such changes may alter the rounding, and so the results. The run's config.toml is compared with
+    this machine: packages, Python, fedsilo, fedsilo's git revision and the processor. A package is
+    compared only if it was installed at the start and still is. Changes are sorted by name.
+
+    Returns:
+        The line, or "" if nothing has changed or if the directory has no config.toml.
 
     Raises:
-        RunDirectoryError: config.toml is malformed or of another version.
-        SettingError: config.toml cannot be read, or has a removed setting.
+        RunDirectoryError: config.toml is malformed, or another version of fedsilo wrote it.
+        SettingError: config.toml cannot be read, or the run uses a setting that fedsilo has
+            removed.
     """
     path = directory.path / run_directory.CONFIG
     if not path.is_file():
@@ -45,8 +50,9 @@ def changed_software(directory: RunDirectory) -> str:
 def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
     """Read the versions and the processor from an environment in the form of config.toml.
 
-    The result maps names, such as "Python" and "the processor", to texts. A missing entry is left
-    out.
+    The result maps names to texts. The names are those of packages, "fedsilo", "fedsilo's
+    revision", "Python" and "the processor". A missing entry is left out. A version is cut to 20
+    characters, and the processor to 80.
     """
     versions = {}
     for name, version in environment.get("packages", {}).items():
@@ -62,11 +68,21 @@ def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
 def changed_site_software(directory: RunDirectory, participants: Participants) -> Iterator[str]:
     """Yield lines on software that has changed at sites since a run wrote silos.json.
 
-    Sites with the same changes share a line. Only sites that have answered before and now, and that
-    state their software, are compared.
+    Sites with exactly the same changes share one line, which names the sites. These sites are in no
+    line:
+
+    - a site without changes, or a new site,
+    - a site that has not answered in the resumed run,
+    - a site that states no software, such as a simulated site.
+
+    If there is no silos.json, nothing is yielded.
+
+    Args:
+        directory: the directory of a resumed run, before silos.json is written anew.
+        participants: the sites that have answered in the resumed run.
 
     Raises:
-        RunDirectoryError: silos.json cannot be read.
+        RunDirectoryError: silos.json cannot be read, or is malformed.
     """
     if not (directory.path / SILOS).is_file():
         return
@@ -84,8 +100,9 @@ def changed_site_software(directory: RunDirectory, participants: Participants) -
 def _describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe the versions that differ, such as "torch 2.6 is now 2.7", sorted by name.
 
-    ``before`` and ``now`` map names of software to versions. A name that only one of them has is
-    left out. The text may be empty.
+    ``before`` and ``now`` map names of software to versions. A name that is in only one of them is
+    left out. The descriptions are joined by commas. The text is empty if no version differs. Each
+    version is cut to 80 characters.
     """
     parts = []
     for name in sorted(before.keys() & now.keys()):

@@ -105,8 +105,11 @@ def check_purpose(plan: Plan) -> Problem:
 def check_weights(plan: Plan) -> Problem:
     """Check that the weight files that the run needs exist, and return None.
 
-    The settings 'train.initial-weights' and 'vit.backbone-weights' name these files. The second one
-    matters only for the networks "vit" and "resnet22".
+    These settings are checked:
+
+    - 'train.initial-weights' must name an existing file, unless it is empty or begins with "timm:".
+    - 'vit.backbone-weights' must be "timm", "random" or an existing file. It may be empty for
+      network "resnet22" but not for "vit". For all other networks it is ignored.
 
     Raises:
         SettingError: a file is missing, or network "vit" has no 'vit.backbone-weights'.
@@ -124,15 +127,14 @@ def check_weights(plan: Plan) -> Problem:
 
 
 def check_cut(plan: Plan) -> Problem:
-    """Check that a random division of the images among simulated sites leaves no site without data.
+    """Check that splitting the images into silos leaves no silo empty, and return None.
 
-    Nothing is checked if fedsilo does not divide the data set. A problem is raised and never
-    returned.
+    A silo is the data of one simulated site. Without this check, every site would later report the
+    same error. If fedsilo does not split the data set's images at random, nothing is checked.
 
     Raises:
-        FedsiloError: a site would have no images, or the settings do not allow a division.
+        FedsiloError: a silo would be empty, or the data cannot be split as the settings say.
     """
-    # Otherwise every site would report the same error later
     cut_of(plan.common)
     return None
 
@@ -168,8 +170,10 @@ def check_ray_address(plan: Plan) -> Problem:
 def check_first_silo(plan: Plan) -> Problem:
     """Check that the data of the first silo and the run's initial weights load, and return None.
 
-    A silo is the data of one site. Only runs in Ray are checked, because errors in Ray come late
-    and are hard to read.
+    A silo is the data of one site, and the first one in the data set's list is loaded. Only runs in
+    Ray are checked, because errors in Ray come late and are hard to read. Nothing is checked if
+    fedsilo generates the data set ("made-up"), or if the silos' names are unknown. Weights are
+    loaded if 'train.initial-weights' is set, or if network "resnet22" has 'vit.backbone-weights'.
 
     Raises:
         FedsiloError: the data or the weights cannot be loaded.
@@ -191,8 +195,13 @@ def check_first_silo(plan: Plan) -> Problem:
 def check_memory(plan: Plan) -> Problem:
     """Return a SettingError if the processes that Ray starts need more than the free memory.
 
-    The resources limit how many processes work at once. Each is assumed to need 0.4 GB. The result
-    is None if they fit, or if the run does not start Ray on this machine.
+    Ray starts a process for each site. The number of Ray's cores, divided by
+    'client-resources-num-cpus' and rounded down, is the most. If that setting is 0, the most is one
+    process per core. Each process is assumed to need 0.4 GB of this machine's memory.
+
+    Returns:
+        The error, or None if the processes fit. The result is also None if the plan does not use
+        Ray, or has the address of a running Ray cluster.
     """
     if not plan.uses_ray() or plan.ray_address:
         return None
@@ -261,9 +270,10 @@ def check_site_count(beginning: Beginning) -> Problem:
 def check_same_sites(beginning: Beginning) -> Problem:
     """Return a RunDirectoryError if a resumed run has other sites, data or agreed weights.
 
-    The sites' facts are compared with silos.json. Only the versions of software may differ. A new
-    site is accepted if the method lets sites join late. The result is None if nothing differs or
-    the run is new.
+    The facts that sites state are compared with those in silos.json, which the run wrote when it
+    began. Only the versions of software may differ. A missing site is never accepted. A new site is
+    accepted if the method lets sites join late. The result is None if nothing differs, if the run
+    is new, or if there is no silos.json.
     """
     common, directory = beginning.common, beginning.directory
     if directory is None or not common.resume or not (directory.path / SILOS).is_file():
@@ -295,12 +305,14 @@ def check_same_sites(beginning: Beginning) -> Problem:
 def check_early_stopping(beginning: Beginning) -> Problem:
     """Return a SettingError if no site can report the validation metric for early stopping.
 
-    A site can report it if its validation samples have suitable labels. AUC, for example, needs
-    samples of all classes. Unknown counts of labels are taken as suitable. The result is None if a
-    site can report the metric, or if the metric is "none".
+    Without this check, the run would train all its rounds and then find no best round.
+
+    Returns:
+        The error, or None if the metric is "none". The result is also None if at least one site
+        measures on validation samples with suitable labels. AUC, for example, needs samples of all
+        classes. If the server has no exact counts of a site's labels, they are taken as suitable.
     """
     common, metric = beginning.common, beginning.common.early_stopping_metric
-    # Without this check, the run would train all rounds and then find no best round
     # Sites without validation samples never report, so they do not count here
     measuring = []
     for facts in beginning.participants.facts.values():
@@ -323,8 +335,9 @@ def check_early_stopping(beginning: Beginning) -> Problem:
 def _may_report(metric: str, facts: SiteFacts, common: CommonSettings) -> bool:
     """Return whether a site's validation labels suffice to define ``metric``.
 
-    AUC, for example, needs samples of all classes. The result is True if the server does not know
-    the exact counts, or if the method is a plugin.
+    The run's task decides. In classification, for example, AUC needs samples of all classes. The
+    result is True if the server does not know the exact label counts, as with differential privacy.
+    It is also True if the method is a plugin, because a plugin may define a metric differently.
     """
     counts = facts.label_counts.get("val")
     # Without exact counts nothing is known. A plugin's method may measure in its own way
@@ -347,7 +360,10 @@ def missing_silos(participants: Participants, common: CommonSettings) -> Iterato
     """Yield a line with the names of the silos that do not take part, if there are any.
 
     A silo is a site's part of the data set. If 'server.sites' names the run's sites, other silos do
-    not count as missing. In a simulation, the data set's own notices come first.
+    not count as missing. If the server does not know the silos' names, no silo counts as missing.
+
+    In a simulation, the data set's own notices come before this line. An example is a line on
+    hospitals without images.
     """
     if participants.are_simulated():
         yield from data_set(common.dataset).notices(common)
@@ -366,10 +382,11 @@ def missing_silos(participants: Participants, common: CommonSettings) -> Iterato
 
 
 def _known_silos(common: CommonSettings, participants: Participants) -> list[str]:
-    """Return the names of all sites' data (silos), or an empty list if they are unknown.
+    """Return the names of all silos, or an empty list if the server cannot know the names.
 
-    The data set lists these names. If only real hospitals have the data, the operator's registry of
-    sites gives the names. Without a registry they are unknown.
+    A silo is a site's part of the data set, which lists the names of its silos. If only real
+    hospitals know how many silos exist, the sorted names in the operator's registry are returned
+    instead. The list is empty if there is no registry then, or if the names cannot be read.
     """
     if silo_count(common) is None and not participants.are_simulated():
         registry = participants.terms.registry
@@ -385,8 +402,9 @@ def _known_silos(common: CommonSettings, participants: Participants) -> list[str
 def own_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield a line for each simulated site that has the user's own data, to let the user check it.
 
-    An example is "site a: classes no, yes; samples: 80 train, 10 val, 10 test". Nothing is yielded
-    for real sites or built-in data sets. A site without label counts is skipped.
+    The line gives the classes and the number of samples. An example is "site a: classes no, yes;
+    samples: 80 train, 10 val, 10 test". Nothing is yielded for real sites or for built-in data
+    sets. A site without label counts is skipped. Classes without names are numbered from 0.
     """
     if not participants.are_simulated() or data_set(common.dataset).origin != "own":
         return
@@ -431,9 +449,15 @@ def heaviest_site(participants: Participants, common: CommonSettings) -> Iterato
 def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line for each unusual property of a site's data.
 
-    These are a lack of test samples, withheld metrics, samples that the site could not use, and odd
-    training labels, such as a single class. If no site has test samples, a single line at the
-    beginning says so.
+    For each site, these properties are reported in this order:
+
+    - unusual training labels. The task decides, and classification reports a single class,
+    - no test samples,
+    - splits on which the site withholds its metrics,
+    - left-out samples.
+
+    If no site has test samples, the first line of all says so. The lines of single sites on test
+    samples are then left out.
     """
     some_have_test = any(_has_test(facts) for facts in participants.facts.values())
     task = task_of(common)

@@ -66,9 +66,24 @@ def write_end(
 ) -> dict[str, Any]:
     """Write the final files of a run, and return the content of summary.json.
 
-    The files are the model, privacy.json, summary.json and further documents, such as the method's
-    own. If a document cannot be written, ``say`` prints a line. Any other error is raised, and the
-    run can be resumed. ``seconds`` has the duration of each part of the run.
+    The files are written in this order:
+
+    - the model. Without a global model, standardisation.json is written instead, if the run has
+      statistics that standardise the data,
+    - privacy.json, the data that left the sites,
+    - summary.json, the results and costs,
+    - the documents: evidence.json and the method's own files.
+
+    If a document cannot be built or written, ``say`` prints a line. Any other error is raised.
+    Until the documents are written, a marker file shows that the run has not ended and can be
+    resumed.
+
+    Args:
+        directory: the run directory.
+        loop: the round loop, after its last round.
+        hooks: the hooks of the run, which have its records.
+        seconds: the duration of each part of the run in seconds, by the part's name.
+        say: prints one line.
     """
     state, method, recorder = loop.state, loop.method, hooks.recorder
     pooled = method.participants.standardisation()
@@ -104,8 +119,13 @@ def write_end(
 def _build_seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, Any]:
     """Build the entry 'seconds' of summary.json: how long the run and the sites have worked.
 
-    ``parts`` maps parts of the run, such as "rounds", to seconds. The added entry "sites" maps each
-    site to its working seconds.
+    Args:
+        parts: the seconds of each part of the run, by the part's name, such as "rounds".
+        recorder: has the working time of each site.
+
+    Returns:
+        Part of the run -> its seconds, rounded to three decimals. The entry "sites" has site -> its
+        working seconds, as recorded.
     """
     seconds: dict[str, Any] = {}
     for name, value in parts.items():
@@ -122,8 +142,10 @@ def _write_documents(
 ) -> None:
     """Write evidence.json and the method's own documents at the end of a run.
 
-    evidence.json is written only if a site has reported how certain its test predictions are. If a
-    document cannot be written, ``say`` prints a line, and the others follow.
+    evidence.json shows how certain the test predictions of evidential networks are. It is written
+    only if a site has reported such numbers. If one document cannot be written, ``say`` prints a
+    line, and the remaining documents are still written. If ``method.documents`` fails, a line is
+    printed, and none of the method's documents is written.
     """
     state, method = loop.state, loop.method
     test = recorder.values(state.round, "test")
@@ -159,7 +181,9 @@ def _report_failure_of(document: str, say: Callable[[str], None]) -> Iterator[No
 def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
     """Build the content of privacy.json: the data that left the sites, and how private the run is.
 
-    Without differential privacy, the guarantee is a sentence that there is none.
+    The content has the sentences on the data, the bytes, the guarantee and the epsilon. Without
+    differential privacy, the guarantee is a sentence that there is none. If the method adds noise
+    without a guarantee, a description of the noise is added.
     """
     guarantee: str | dict[str, Any] = summaries.NO_PRIVACY
     if hooks.privacy:
@@ -178,8 +202,16 @@ def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
 def _build_results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
     """Build the part of summary.json that holds the results, including values that no page shows.
 
-    It has the final test metrics by site, without those of a class or another part of the samples.
-    It also has means, remarks, failures and the run's main settings.
+    The part has these entries:
+
+    - the method, data set, seed, number of rounds and aggregation,
+    - the final test metrics by site, without those for a single class, finding (one of several
+      labels of a sample), outcome or bin,
+    - the means of the final test and validation metrics, over all sites and by distribution (group
+      of sites),
+    - the reason why training ended early, or None,
+    - the method's remarks by round, and the failures,
+    - the digests of plugins, if the run used any.
     """
     state, method, common = loop.state, loop.method, loop.method.common
     distribution_of = _distributions_of(method)
@@ -224,8 +256,16 @@ def show_end(
 ) -> None:
     """Print why training ended early, the test results, the best round and the run directory.
 
-    ``summary`` is the content of summary.json. If it has only means over sites, one line replaces
-    the table. ``recorder`` has the last round's metrics, which help to decide what must be hidden.
+    If ``summary`` has only means over sites, one line of means replaces the table. If early
+    stopping found no best round, a line says so. An entry that is empty or missing in ``summary``
+    gets no line.
+
+    Args:
+        directory: the run directory, whose path the last line names.
+        method: the run's method, for its settings and the sites' facts.
+        recorder: has the metrics of the last round, which help to decide what must be hidden.
+        summary: the content of summary.json.
+        console: prints the lines.
     """
     say = printer(console)
     if summary["stopped"]:
@@ -259,8 +299,14 @@ def _show_table(
 ) -> None:
     """Print the table of test results, with only the metrics that may be shown.
 
-    ``summary`` is the content of summary.json, with all values. Lines below the table name the
-    hidden metrics, and the sites that a mean leaves out.
+    Lines below the table name the metrics that are hidden at a site, and the sites that a mean
+    leaves out. If a metric is hidden, a last line says that metrics.csv has all values.
+
+    Args:
+        method: the run's method, for its settings and sites.
+        floors: decides which metrics may be shown.
+        summary: the content of summary.json, with all values.
+        console: prints the table and the lines.
     """
     headline, groups = shown_of(summary), _distributions_of(method)
     sites = floors.shown_summary(summary)["sites"]
@@ -295,8 +341,9 @@ _OF_PARTS = (
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
     """Return each site's metrics without those that describe only a part of its samples.
 
-    Such a part is a class, one of several labels, an outcome or a bin. Metrics with an invalid name
-    are left out too. A site is kept even if none of its metrics remain.
+    Such a part is a class, a finding (one of several labels of a sample), an outcome or a bin. The
+    mean of such a metric over sites says little. Metrics of other sites' models are kept, and
+    metrics with an invalid name are left out. A site is kept even if none of its metrics remain.
 
     Args:
         values: site -> metric -> value.
@@ -316,12 +363,17 @@ def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
 def evidence_document(values: summaries.Values) -> dict[str, Any]:
     """Build evidence.json, which counts the test predictions of evidential networks in bins.
 
-    A bin is a range of class probability ("reliability") or of the lack of evidence ("certainty").
-    ``values`` has the counts as metrics, such as ``reliability.3.count``.
+    A bin has the predictions whose score is in one of ten ranges from 0 to 1. The family
+    "reliability" has bins of the largest class probability. The family "certainty" has bins of the
+    vacuity, which is high if the network has little evidence. Sites without bins and families
+    without sites are left out, so the document may be empty.
+
+    Args:
+        values: site -> metric -> value, on the test samples.
 
     Returns:
-        Family -> site -> bin -> its predictions ("count"), the right predictions ("right") and the
-        mean score ("mean").
+        Family -> site -> number of the bin -> "count" (predictions), "right" (right ones among
+        them) and "mean" (their mean score).
     """
     document: dict[str, Any] = {}
     for family in (metric_names.RELIABILITY, metric_names.CERTAINTY):

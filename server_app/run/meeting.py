@@ -55,11 +55,16 @@ class Meeting:
 def meet(grid: Grid, settings: RunSettings) -> Meeting:
     """Ask the sites for their facts, and check whether a run with these settings could begin.
 
-    Nothing is trained or written. If a check fails, ``fault`` has the error's text. If no site can
-    take part, nothing is checked, and ``refused`` has the reasons.
+    Nothing is trained, and no run directory is made. The sites are checked as in a run, and the
+    method's first state is built. If this fails, the error's text becomes ``fault``. The texts
+    ``leaves`` (the data that leave a site) and ``noise`` are then empty.
+
+    If no site can take part, nothing is checked. ``refused`` has the reasons, and ``sites``,
+    ``notices``, ``leaves`` and ``fault`` are empty.
 
     Raises:
-        FedsiloError: the number of connected nodes or a file of the operator is unusable.
+        FedsiloError: too few or too many nodes are connected, 'server.sites' is not usable, or a
+            file of the operator cannot be used.
     """
     common = settings.common
     met = hear_sites(grid, common, silo_count(common), terms_of(settings))

@@ -45,11 +45,18 @@ def run(
 ) -> RunDirectory:
     """Train over the sites of ``grid`` as ``settings`` state, and return the run directory.
 
-    The run's files are written, except for pictures. If a resumed run has already finished, one
-    line says so, and nothing else happens. ``launch`` has the engine and resources for config.toml.
+    This function writes the run's files, except for pictures. It prints notices, progress and the
+    table of results. If a resumed run has already finished, one line says so, and nothing else
+    happens.
+
+    Args:
+        grid: connects the server with the sites.
+        settings: the settings of the run.
+        launch: the engine and resources, which config.toml stores for ``fedsilo resume``.
 
     Raises:
-        FedsiloError: the run failed. It can be resumed after its last finished round.
+        FedsiloError: the run failed. No file is half-written, and a resumed run continues after the
+            last finished round.
     """
     settings = run_directory.with_run_name(settings).pin_plugins()
     common, console = settings.common, make_console()
@@ -93,8 +100,9 @@ def run(
 def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
     """If the ``with`` block fails, note the error in the run's failures, and raise it again.
 
-    A TooFewSitesError is not noted, because each site's failure is recorded already. An error of
-    the noting itself is ignored.
+    The failure is recorded for the round after the last finished one. A TooFewSitesError is not
+    recorded, because there is already a failure of each site. If the failure cannot be recorded,
+    only the error of the block is raised.
     """
     try:
         yield
@@ -113,8 +121,13 @@ def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
 def terms_of(settings: RunSettings) -> Terms:
     """Return the conditions for a site to take part, from the operator's files and the method.
 
-    The files give the node id and the agreed number of training samples of each site. The method
-    says which sites do not suit it.
+    The fields are:
+
+    - ``registry``: the node id of each site,
+    - ``weights``: the agreed number of training samples of each site,
+    - ``unfit``: a function that returns why a site does not suit the method, or None.
+
+    ``registry`` and ``weights`` are None if the operator has no such file.
 
     Raises:
         SettingError: a file of the operator cannot be used.
@@ -125,9 +138,10 @@ def terms_of(settings: RunSettings) -> Terms:
 def chosen_aggregation(settings: RunSettings, participants: Participants) -> Aggregation:
     """Return the run's rule for averaging models, with 'auto' resolved to "mean" or "norm-clip".
 
-    "norm-clip" limits the size of each site's update. 'auto' becomes "mean" in simulations, with
-    secure aggregation, and if the method does not support "norm-clip". Otherwise it becomes
-    "norm-clip".
+    "norm-clip" limits the size of each site's update, so that no hospital has too much influence.
+    'auto' becomes "mean" in simulations, with secure aggregation, and if the method does not
+    support "norm-clip" with these settings. In all other runs, it becomes "norm-clip". Any rule
+    other than 'auto' is returned unchanged.
     """
     common, cls = settings.common, strategy_class(settings.common.method)
     if common.aggregation != AUTO:
@@ -151,13 +165,17 @@ def assemble(
 ) -> tuple[RoundLoop, RunHooks]:
     """Build the round loop and its hooks, which observe the run and write its records.
 
-    The sites are checked first. A resumed run starts from its newest checkpoint, if it has one.
+    First, the aggregation 'auto' is replaced by "mean" or "norm-clip". A line is printed if it
+    becomes "norm-clip". Then the sites are checked: their number, changes since a resumed run
+    began, and whether they can report the metric for early stopping. A resumed run starts from its
+    newest checkpoint, if it has one.
 
     Returns:
-        The loop at its starting state, and those hooks whose records are needed later.
+        The loop at its starting state, and those hooks whose records are needed at the end.
 
     Raises:
-        FedsiloError: the sites, the first state or the checkpoints are unusable.
+        FedsiloError: the sites fail a check, the method cannot build its first state, or the
+            checkpoints of a resumed run are unusable.
     """
     common, cls = settings.common, strategy_class(settings.common.method)
     say = printer(console)
@@ -203,12 +221,13 @@ def assemble(
 def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
     """Check that the run in ``directory`` has the same decisive settings as ``settings``.
 
-    Decisive settings are those that change the result. Nothing is checked if the directory has no
-    config.toml.
+    Decisive settings are those that change the result (``RunSettings.decisive``). Nothing is
+    checked if the directory has no config.toml.
 
     Raises:
-        RunDirectoryError: a decisive setting differs, or config.toml is malformed.
-        SettingError: config.toml, one of its settings or a plugin cannot be used.
+        RunDirectoryError: a decisive setting differs (the message has both values), config.toml is
+            malformed, or another version of fedsilo wrote it.
+        SettingError: config.toml cannot be read, or fedsilo refuses its settings or plugins.
     """
     path = directory.path / "config.toml"
     if not path.is_file():
@@ -230,8 +249,15 @@ def write_beginning(
 ) -> None:
     """Write silos.json, cut.json and config.toml before the first round.
 
-    cut.json has the random division of a data set's images among simulated sites, if there is one.
-    A resumed run keeps its config.toml. ``launch`` has the engine and resources, and may be empty.
+    silos.json is always written anew. cut.json has the split of the images into silos. It is
+    written only for a simulation whose data set fedsilo splits at random. A resumed run keeps its
+    config.toml.
+
+    Args:
+        directory: the run directory.
+        settings: the run's settings.
+        participants: the sites that answered, with their facts.
+        launch: the engine and resources for config.toml. It is empty if they are unknown.
     """
     directory.write_json(SILOS, run_directory.silos_document(participants))
     if participants.are_simulated():

@@ -31,9 +31,17 @@ _MOST_BYTES = 2**30  # samples of more bytes take seconds to compare, so they ar
 def find_unlike_columns(participants: Participants, common: CommonSettings) -> list[UnlikeColumn]:
     """Find the columns whose mean at one site suggests another unit than at the other sites.
 
-    A mean is compared with the median of the other sites' means. It must differ by a factor of five
-    or by a known change of unit. Sites with few values are left out. Without trust 'server', the
-    list is empty.
+    A site is compared with the site whose mean is the median of the other sites' means. A column is
+    reported in these two cases:
+
+    - The means differ by a factor of five or more. In addition, they are more than one standard
+      deviation apart, or the standard deviations differ by a similar factor.
+    - The means are more than three standard deviations apart, and a known change of unit explains
+      this, such as mmol/l to mg/dl.
+
+    A site needs enough values in a column: the largest 'sums-min-count' of the run and of the sites
+    that send sums. The list is empty if the level of trust is not 'server', or if no site sends
+    sums.
     """
     if common.trust != SERVER:
         return []
@@ -52,10 +60,16 @@ def unlike_columns_document(
 ) -> list[dict[str, str]]:
     """Build the entry 'unlike-columns' of summary.json: columns whose unit may differ at one site.
 
+    The mean of such a column at the site is far from the other sites' means. The means themselves
+    are left out, because reports show this entry, and a mean of few values could reveal a count.
+
     Returns:
-        One mapping per column and site. It has the "column", its "title" for readers and the
-        "site". In words, "relation" says how the means differ, and "question" says what the site
-        should check. The means are left out, because they could reveal a count.
+        One mapping per column and site, or an empty list. The keys are:
+
+        - "column" and "title": the column's name, and its name for readers,
+        - "site": the name of the site,
+        - "relation": how the means differ, in words,
+        - "question": what the site should check.
     """
     found = find_unlike_columns(participants, common)
     entries = []
@@ -66,10 +80,11 @@ def unlike_columns_document(
 
 
 def unlike_columns(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield one line for each column and site whose mean suggests another unit than elsewhere.
+    """Yield one line for each column and site where the mean is far from the other sites' means.
 
-    After ten lines, the number of the remaining ones is given. Nothing is yielded unless the level
-    of trust is 'server'.
+    The first ten are described. If there are more, an eleventh line gives the number of the
+    remaining ones. Nothing is yielded unless the level of trust is 'server', because the server
+    does not know the means otherwise.
     """
     found = find_unlike_columns(participants, common)
     shown = found[:_SHOWN]
@@ -82,8 +97,12 @@ def unlike_columns(participants: Participants, common: CommonSettings) -> Iterat
 def _column_titles(columns: Sequence[UnlikeColumn], common: CommonSettings) -> list[str]:
     """Return the title of each column (its name for readers), in the order of ``columns``.
 
-    The data set's schema may give a title. Otherwise it is "column 'x'". A title is cut to one line
-    of 120 characters.
+    The data set's schema may give a column a title. Without one, the title is "column 'x'". Line
+    ends are removed, and the title is cut to 120 characters.
+
+    Args:
+        columns: the columns whose mean at one site is far from the other sites' means.
+        common: the run's settings, which name the data set.
     """
     known: Mapping[str, ColumnWords] = {}
     if columns:
@@ -100,8 +119,10 @@ def _column_titles(columns: Sequence[UnlikeColumn], common: CommonSettings) -> l
 def equal_samples(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line if sites have samples in common, with the number of these samples.
 
-    Only splits that are equal as a whole are found. For simulated sites with the user's own data,
-    single samples are compared too. Nothing is yielded unless the level of trust is 'server'.
+    The line names neither samples nor sites. Sites send one digest for each split, so only splits
+    that are equal as a whole are found. For simulated sites with the user's own data, single
+    samples are compared too, and the larger number is given. Nothing is yielded unless the level of
+    trust is 'server', because sites send no digests otherwise.
     """
     if common.trust != SERVER:
         return
@@ -119,7 +140,9 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
 def _count_in_equal_splits(participants: Participants) -> int:
     """Count the samples in splits that are identical at two or more sites, found by their digests.
 
-    The samples of such a split are counted once. Splits that overlap only in part are not found.
+    The samples of such a split are counted once, however many sites have it. A split counts even if
+    it has training data at one site and test data at another. Splits that overlap only in part are
+    not found. Empty splits are ignored.
     """
     owners: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
@@ -135,8 +158,9 @@ def _count_in_equal_splits(participants: Participants) -> int:
 def _count_equal_samples(participants: Participants, common: CommonSettings) -> int:
     """Count the distinct samples that more than one simulated site has, in any of their splits.
 
-    Equal samples have the same inputs and labels. The result is 0 if all inputs exceed 1 GiB
-    together, or if files cannot be read.
+    Two samples are equal if both their inputs and their labels are equal. If the inputs of all
+    sites together exceed 1 GiB, nothing is counted, and the result is 0. The same holds if a site's
+    files cannot be read.
     """
     counts: Counter[bytes] = Counter()
     left = _MOST_BYTES

@@ -34,14 +34,20 @@ def run_survey(
 ) -> RunDirectory:
     """Ask the connected sites to describe their data, and write the answers to survey.json.
 
-    ``say`` prints the refused answers, the sites and the file's path.
+    Nothing is trained. The file also has the distances between sites (``survey_document``). ``say``
+    prints a line for each refused answer, a line that lists the sites, and a line with the path of
+    the file.
 
     Returns:
         The new run directory, in which survey.json is the only file.
 
     Raises:
-        FedsiloError: no site gives a valid answer, or the nodes, the registry or the directory are
-            unusable. Nothing is written.
+        FedsiloError: in one of these cases, in which nothing is written:
+
+            - No site gives a valid answer.
+            - Too few or too many nodes are connected.
+            - A file of the operator cannot be used.
+            - The directory exists already or has an invalid name.
     """
     settings = with_run_name(settings)
     common = settings.common
@@ -58,9 +64,20 @@ def run_survey(
 def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any]:
     """Build survey.json: each site's answer, the distances between sites, and the refused nodes.
 
-    The key "columns" has each column's title and the words for its categories, from this machine's
-    schema. "distances" has the result of ``distances`` for each split. "refused" has a line for
-    each refused node.
+    The keys are:
+
+    - "version": 1,
+    - "run" and "dataset": the names of the run and of the data set,
+    - "asked": the present time in UTC,
+    - "sites": site -> its answer,
+    - "columns": column -> its "title" and the words for its "levels" (values of a category), as
+      this machine's schema has them,
+    - "distances": split -> the result of ``distances``,
+    - "refused": a line for each refused node.
+
+    Args:
+        surveyed: the sites' answers, and the refused nodes.
+        common: the settings of the survey.
     """
     answers = surveyed.answers
     sites: dict[str, dict[str, Any]] = {}
@@ -87,11 +104,19 @@ def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any
 def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[str, Any]]]:
     """Return the Jensen-Shannon distance of each pair of sites, for labels and for each feature.
 
-    0 means equal distributions, and 1 means nothing in common. Pairs need the same classes or bins.
+    A distance of 0 means equal distributions on the split, and 1 means distributions that have
+    nothing in common (``distance``). Labels are compared only if both sites declare the same
+    classes. A feature is compared only if both sites declare the same name and the same bins or
+    levels.
+
+    Args:
+        answers: site -> its answer.
+        split: "train", "val" or "test".
 
     Returns:
-        "labels" and "features", each a list of entries, largest distance first. A feature's entry
-        has its name. An unknown distance is left out.
+        "labels" and "features", each a list of entries with ``sites`` (two names) and ``distance``,
+        largest distance first. A feature's entry also has its name under ``feature``. Distances
+        that cannot be computed are left out.
     """
     of_labels: list[dict[str, Any]] = []
     of_features: list[dict[str, Any]] = []
@@ -135,9 +160,20 @@ def distance(
 ) -> float | None:
     """Return the Jensen-Shannon distance (base 2) between two sites' counts, rounded to 4 places.
 
-    A suppressed cell is None. Such cells are merged, so the true distance is at least the returned
-    one. ``totals`` has each site's number of samples. The result is None without counts or samples,
-    or if fewer than two cells are left.
+    Cells that either site suppressed are merged into one cell at both sites. A site's count in this
+    cell is its total minus its other counts. Merging can only reduce the distance, so the true
+    distance is at least the returned one.
+
+    The result is None in these cases:
+
+    - A site sent no counts or has no samples.
+    - Fewer than two cells are left.
+    - Cells were merged, and a total is unknown or below the sum of the counts.
+
+    Args:
+        counts: for each of the two sites, the counts of the same cells, with None for a suppressed
+            cell. The entry of a site that sent no counts is None.
+        totals: the number of samples at each of the two sites, or None if unknown.
     """
     from scipy.spatial.distance import jensenshannon
 
@@ -166,8 +202,19 @@ def _cell_shares(
 ) -> npt.NDArray[np.float64] | None:
     """Convert one site's counts to shares of its samples, which add up to 1.
 
-    If ``merged``, one more cell at the end has the rest of ``total``. The result is None without
-    samples, or if the rest is unknown or negative.
+    Cells are the classes, or the bins of a histogram. Cells that this site or the compared site has
+    suppressed are merged into one last cell. Its count is ``total`` minus the other counts.
+
+    Args:
+        counts: the counts of the cells that were not merged.
+        total: the number of the site's samples, or None if unknown. It is used only if ``merged``
+            is True.
+        merged: whether some cells were merged.
+
+    Returns:
+        The shares, with shape (cells,). If ``merged``, one more share is at the end. The result is
+        None if there are no samples, or if cells were merged but ``total`` is unknown or below the
+        sum of ``counts``.
     """
     cells, every = list(counts), sum(counts)
     if merged:

@@ -66,8 +66,10 @@ def printer(console: Console) -> Callable[..., None]:
 def print_table(console: Console, table: Table) -> None:
     """Print a table on the console.
 
-    On a terminal, text is wrapped, and columns that do not fit are moved to further tables. If the
-    output is not a terminal, no cell is wrapped, because a program may read the rows.
+    On a terminal, text is wrapped to the terminal's width. If the columns do not fit side by side,
+    they are split into several tables, which repeat the first column. If the output is not a
+    terminal, no cell is wrapped, because a program may read the rows. The table may then be wider
+    than the console.
     """
     if console.is_terminal:
         console.print(*fit_table(table, console.width), sep="\n")
@@ -82,11 +84,13 @@ def print_table(console: Console, table: Table) -> None:
 def fit_table(table: Table, width: int) -> list[Table]:
     """Fit a table into ``width`` characters without breaking any number in a cell.
 
-    Text is wrapped, and long words are broken.
+    Text is wrapped, and long words are broken. A table that fits already is returned unchanged, as
+    the only entry of the list.
 
     Returns:
-        One table, or several if the columns do not fit side by side. Each table has the first
-        column and at least one other column. Only the first table has the title.
+        One table, or several if the columns do not fit side by side. Each table then has the first
+        column and at least one other column, even if they are wider than ``width``. Only the first
+        table has the title.
     """
     natural = [_measure_widest_part(column, str.splitlines) for column in table.columns]
     if _measure_table(natural) <= width:
@@ -115,8 +119,9 @@ def fit_table(table: Table, width: int) -> list[Table]:
 def _narrow_columns(widths: list[int], least: list[int], width: int) -> list[int]:
     """Narrow ``widths`` in place until the table fits into ``width``, and return ``widths``.
 
-    The widest column is narrowed first. No column becomes narrower than its entry in ``least``, so
-    the table may stay too wide.
+    Spaces and borders count towards the table's width. Each step takes one character from the
+    widest column that can still be narrowed. No column becomes narrower than its entry in
+    ``least``, so the table may stay too wide.
     """
     while _measure_table(widths) > width:
         spare = [now - small for now, small in zip(widths, least, strict=True)]
@@ -131,8 +136,12 @@ def _narrow_columns(widths: list[int], least: list[int], width: int) -> list[int
 def _take_columns(table: Table, widths: Mapping[int, int], title: TextType | None) -> Table:
     """Build a new table from some columns of ``table``, each with a fixed width.
 
-    ``widths`` maps the number of each chosen column, from 0, to its width in characters. Text that
-    is too long is wrapped.
+    Text that is too long for a column is wrapped. Styles and sections of the rows are kept.
+
+    Args:
+        table: the table to copy from, which is not changed.
+        widths: the number of each chosen column, from 0 -> its new width in characters.
+        title: the title of the new table.
     """
     part = Table(title=title, title_justify=table.title_justify)
     cells = []
@@ -148,7 +157,12 @@ def _take_columns(table: Table, widths: Mapping[int, int], title: TextType | Non
 def _measure_widest_part(column: Column, split: Callable[[str], list[str]]) -> int:
     """Return the width of the widest part of a column's header and cells. It is at least 1.
 
-    ``split`` returns the parts of a text, such as its lines. A wide character counts as 2.
+    The width is in characters of a terminal, where a wide character, such as a Chinese one, counts
+    as 2.
+
+    Args:
+        column: the column of a table.
+        split: returns the parts of a text to measure, such as its lines or its numbers.
     """
     widest = 1
     for text in (column.header, *column.cells):
@@ -169,8 +183,14 @@ def _measure_table(widths: Sequence[int]) -> int:
 def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iterator[None]:
     """Draw progress bars for rounds and sites while the ``with`` block runs.
 
-    ``read`` returns the run's progress, or None before the run has begun. The bars are redrawn
-    every half second and disappear at the end. Nothing is drawn if the output is not a terminal.
+    A thread reads the progress and redraws the bars every half second. It ignores a FedsiloError
+    from ``read``, while any other error ends the drawing. The bars disappear at the end. Nothing is
+    drawn if the output is not a terminal. The bar for sites starts at 0 in each phase of a round.
+
+    Args:
+        console: the console. The bars are drawn below the lines that it prints.
+        read: returns the run's progress, or None before the run has begun. None leaves the bars as
+            they are.
     """
     if not console.is_terminal:
         yield

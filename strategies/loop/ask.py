@@ -93,12 +93,14 @@ def weighted_mean(
 ) -> dict[str, NDArray]:
     """Return the mean of each named array over all replies, as float32.
 
-    Each site's weight is its number of training samples. The order in which replies arrived does
-    not change the result.
+    Each site's weight is its number of training samples. The mean is computed in float64, and sites
+    are added in the order of their names. The order in which replies arrived therefore does not
+    change the result.
 
     Args:
-        replies: the replies by site, at least one.
-        names: the arrays to average. Each reply must have them.
+        replies: the replies by site, at least one. Each must have all the named arrays. If
+            ``equal`` is False, their samples must not all be 0.
+        names: the names of the arrays to average. Other arrays are ignored.
         equal: whether all sites have the same weight.
     """
     sites = sorted(replies)
@@ -123,12 +125,14 @@ def weighted_sums(
 ) -> tuple[float, dict[str, npt.NDArray[np.float64]]]:
     """Return the sites' total number of samples, and the weighted sum of each array in float64.
 
-    Each site's weight is the number of training samples that it reports. If secure aggregation has
-    summed the arrays, the results come from its sum (``replies.exact``).
+    Each site's weight is the number of training samples that it reports. Numbers from the file
+    'run.site-weights' are not used. If secure aggregation has summed the arrays, the results come
+    from its sum (``replies.exact``) and not from single replies.
 
     Args:
-        replies: the replies by site, at least one.
-        names: the arrays to sum.
+        replies: the replies, at least one. Unless ``replies.exact`` is set, each must have the
+            named arrays.
+        names: the names of the arrays to sum.
     """
     if replies.exact is not None:
         exact = replies.exact
@@ -251,9 +255,16 @@ def first_question(
 ) -> Question:
     """Return the first question that a method asks its sites, without sending it.
 
-    ``asks`` calls ``Method.round`` or ``Method.evaluate`` with the ``Ask`` that it receives. The
-    code runs only up to the question. If the method asks none, the question has an empty phase and
-    no sites. ``stateful_sites`` names sites that already keep private state.
+    The method's code runs only up to this point. Outside a run, the question shows the arrays and
+    other values that each site would receive.
+
+    Args:
+        asks: calls ``Method.round`` or ``Method.evaluate`` with the ``Ask`` that it receives.
+        sites: the sites that may be asked.
+        stateful_sites: the sites that already keep private state of the run.
+
+    Returns:
+        The question. If the method asks none, it has an empty phase and no sites.
     """
     try:
         asks(_FirstQuestion(sites, stateful_sites))

@@ -27,10 +27,14 @@ class Capabilities:
     updates: bool = False
 
     def refuse_more(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that the method supports a run's settings.
+        """Check a run's settings against those that its federated-learning method supports.
 
-        The choice of sites, training, aggregation and compressed messages are checked first. The
-        network, the data set and the loss follow.
+        The settings are checked in this order:
+
+        - 'train.epoch-steps', 'train.initial-weights', 'server.sites-per-round' and
+          'server.aggregation',
+        - 'server.wire-precision' and 'server.wire-down', which compress weights,
+        - the network "vit", a data set that is a table, and the loss "evidential".
 
         Args:
             common: the run's settings.
@@ -75,9 +79,9 @@ class Capabilities:
             )
 
     def _message_faults(self, common: CommonSettings) -> Iterator[str]:
-        """Yield one error text if messages are compressed but the method cannot use that.
+        """Yield one error text if updates are compressed but the method does not average updates.
 
-        'server.wire-precision' and 'server.wire-down' compress them.
+        The field ``updates`` tells whether it does.
         """
         method = f"method '{common.method}'"
         if common.compresses() and not self.updates:
@@ -89,7 +93,12 @@ class Capabilities:
     def _data_faults(self, common: CommonSettings, is_table: bool) -> Iterator[str]:
         """Yield an error text for each kind of network, data or loss that the method cannot use.
 
-        The order is: the network "vit", a table as the data set, and the loss "evidential".
+        The order is: the network "vit", a table as the data set, and the loss "evidential". The
+        fields ``vit``, ``tables`` and ``evidence`` say whether the method can use them.
+
+        Args:
+            common: the run's settings.
+            is_table: whether the data set is a table.
         """
         method = f"method '{common.method}'"
         if common.network == "vit" and not self.vit:

@@ -74,9 +74,16 @@ class Hook:
     def answer_failed(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
         """React to a failure to get a usable answer, before the run continues or ends.
 
-        The default does nothing. ``phase`` is the question's phase, such as "train", or "hello" for
-        a refused node. ``site`` is "unknown" if the site is not known. ``code`` is the kind of
-        failure, such as "no-answer" (docs/run-directory.md). ``cause`` is one line.
+        The default does nothing.
+
+        Args:
+            round_: the round.
+            phase: the phase of the question, such as "train". It is "hello" if a node asked to take
+                part and was refused.
+            site: the site's name. It is "unknown" for a refused node, and if secure aggregation
+                hides the site that failed.
+            code: the kind of failure, such as "no-answer". docs/run-directory.md lists all kinds.
+            cause: the cause, in one line.
         """
 
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:

@@ -58,12 +58,16 @@ class State:
     def facts(self) -> dict[str, Any]:
         """Return everything in the state except the arrays as JSON values, for a checkpoint.
 
-        "round" is the number of finished rounds. "keepers" numbers the newest private state of each
-        site. "extras" has the fields that the method adds. "proof" is present only if values prove
-        a secret sum.
+        The keys are:
+
+        - "round": the number of finished rounds.
+        - "keepers": ``kept``, which has a number for the newest private state of each site.
+        - "extras": the fields that the method adds, by name.
+        - "proof": the values that prove the newest secret sum to the sites. The key is absent if
+          there are none.
 
         Raises:
-            CheckpointError: JSON would change an added field.
+            CheckpointError: JSON would change the value of a field that the method adds.
         """
         own: dict[str, Any] = {}
         for field_ in fields(self):
@@ -113,8 +117,9 @@ _SHARED = {"arrays", "round", "kept", "proof"}
 def _survives_json(value: Any) -> bool:
     """Return whether a value stays the same when it is written to JSON and read back.
 
-    This holds for None, bool, int, float and str, and for containers of these with text keys. A
-    tuple counts as the same, although JSON makes it a list.
+    The result is True for None, bool, int, float and str, even for NaN and infinity. It is also
+    True for lists, tuples and dicts of such values, if all keys are strings. A tuple counts as the
+    same, although JSON makes it a list.
     """
     if isinstance(value, dict):
         has_text_keys = all(isinstance(key, str) for key in value)
@@ -236,18 +241,23 @@ class Method(ABC):
         return None
 
     def average(self, replies: Replies, before: Arrays, equal: bool = False) -> dict[str, NDArray]:
-        """Combine the replies' arrays by 'server.aggregation', as float32.
+        """Combine the replies' arrays by 'server.aggregation'.
 
-        "mean" and "auto" weight sites by samples. After a secure sum, the result is always this
-        mean.
+        "mean" and "auto" give each site the weight of its training samples. The robust
+        aggregations, such as "median", limit the influence of faulty sites (``robust_mean``). After
+        a secure sum only the mean weighted by samples is known, so it is always returned.
 
         Args:
-            replies: the replies by site. Without any, ``before`` is returned.
-            before: the arrays that sites started from.
-            equal: give each site the same weight.
+            replies: the replies to combine.
+            before: the arrays that the sites started from. Only arrays with these names are
+                combined.
+            equal: give each site the same weight. Most robust aggregations always do.
+
+        Returns:
+            The combined arrays by name, float32. If ``replies`` is empty, a copy of ``before``.
 
         Raises:
-            SiteError: too few sites replied.
+            SiteError: too few sites replied for 'server.aggregation'.
         """
         if replies.sums is not None:
             return {name: replies.sums[name] for name in sorted(before)}
@@ -262,7 +272,7 @@ class Method(ABC):
 
         A number in the file 'run.site-weights' replaces the number that a site reported. A site
         without any number counts as one sample. If f of n sites in a secure sum could not answer,
-        the share is multiplied by 1 - f / n.
+        the server does not know which. The share is then multiplied by 1 - f / n.
         """
         every: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -276,12 +286,12 @@ class Method(ABC):
     def start(self, site: str, ask: Ask) -> dict[str, NDArray]:
         """Return the starting weights to send to ``site``, for a network that stays at the site.
 
-        The keys are ``start/<name>``. The mapping is empty if the site already keeps state. It is
-        also empty if 'train.initial-weights' is, because the site then draws the same weights from
-        the seed.
+        The keys are ``start/<name>``. The mapping is empty in two cases. Either the site already
+        keeps state (``ask.stateful_sites``), or 'train.initial-weights' is empty and the site draws
+        the same weights from the seed.
 
         Raises:
-            SettingError: the file of initial weights cannot be used.
+            SettingError: the file of initial weights is missing or belongs to another network.
         """
         if site in ask.stateful_sites or not self.common.initial_weights:
             return {}
@@ -334,14 +344,19 @@ def initial_weights(network: nn.Module) -> dict[str, NDArray]:
 
 
 def starting_network(common: CommonSettings, shape: NetworkShape) -> TokenClassifier:
-    """Build the network that a run starts from, for inputs and outputs of the given ``shape``.
+    """Build the network that a run starts from, with weights from the seed or from files.
 
-    Its weights are random, from the seed. If sites exchange the backbone, or for "resnet22", the
-    file of 'vit.backbone-weights' replaces those of the backbone. The file 'train.initial-weights'
-    replaces all.
+    Weights are set in this order, and later ones replace earlier ones:
+
+    1. random weights from the seed,
+    2. the backbone weights that 'vit.backbone-weights' names, if sites exchange the backbone or the
+       network is "resnet22",
+    3. the weights in the file 'train.initial-weights', if that setting is not empty.
+
+    ``shape`` gives the shape of an input and the number of outputs.
 
     Raises:
-        SettingError: a file is missing or fits another network.
+        SettingError: a file of weights is missing or belongs to another architecture.
     """
     network = build_classifier(common, shape)
     if common.train_backbone or common.network == "resnet22":

@@ -121,9 +121,16 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
 def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) -> Range:
     """Return the range of values that an honest site can report for a metric.
 
-    Entropy is at most log(``classes``). Accuracy, loss and similar metrics have fixed ranges. An
-    unknown metric is from -1e12 to 1e12. A sample count of a class, bin or site is a whole number.
-    ``most`` limits it by split, and None allows 1e12.
+    - Entropy is from 0 to log(``classes``).
+    - Most other metrics, such as accuracy and loss, have a fixed range.
+    - A count of samples of one class, bin or site is a whole number. The largest is the number for
+      its split in ``most``, or 0 if the split is absent.
+    - Any other metric is from -1e12 to 1e12.
+
+    Args:
+        key: the metric's key, such as ``incoming.test.accuracy``.
+        classes: the number of classes.
+        most: the largest number of samples by split. None allows counts up to 1e12.
     """
     read = read_measurement(key)
     if read is None:
@@ -153,9 +160,14 @@ def metric_fault(
 ) -> str | None:
     """Explain why a metric's value is out of range, or return None if it is in range.
 
-    ``metric_range`` gives the range, from the same arguments. Both its ends are allowed. Metrics
-    other than counts may exceed it by 1e-6, a rounding error. NaN is always out of range. ``key``
-    is, for example, ``incoming.test.accuracy``.
+    ``metric_range`` gives the range, and both its ends are allowed. A count must be a whole number.
+    Any other metric may exceed its range by 1e-6, a rounding error. NaN is always out of range.
+
+    Args:
+        key: the metric's key, such as ``incoming.test.accuracy``.
+        value: the reported value.
+        classes: the number of classes.
+        most: the largest number of samples by split. None allows counts up to 1e12.
     """
     allowed = metric_range(key, classes, most)
     if allowed.whole:
@@ -174,10 +186,18 @@ _MOST_OPERATIONS = 100
 def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[str]) -> str | None:
     """Explain why the names of a reply's metrics are invalid, or return None if they are valid.
 
-    - Named classes and sites must exist.
-    - A calibration bin must have all its metrics.
+    Values are not checked. The rules are:
+
+    - A metric may name only classes and sites that exist.
+    - If one metric of a calibration bin is present, all metrics of this bin are.
     - At most 500 metrics are not for a single class, bin or site.
-    - At most 100 more name an unrepeatable PyTorch operation.
+    - At most 100 further metrics name a PyTorch operation that is not repeatable
+      (``UNREPEATABLE``).
+
+    Args:
+        metrics: a reply's metrics by key. The keys must have passed ``is_metric_key``.
+        classes: the number of classes of the task.
+        sites: the names of the sites that take part.
     """
     words = operations = 0
     parts_of_bin: dict[str, int] = {}
@@ -214,9 +234,10 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
 def array_fault(name: str, array: NDArray) -> str | None:
     """Explain why the values of a float array are impossible, or return None if they are possible.
 
-    No absolute value may exceed 1e6. If the last part of the name is ``running_mean``,
-    ``running_var`` or ``counts``, the limit is 1e12. The last two must not be negative. The caller
-    has checked that all values are finite.
+    No absolute value may exceed 1e6. The limit is 1e12 if the last part of the name is
+    ``running_mean``, ``running_var`` or ``counts``. Parts are separated by "/" and ".". Values of
+    ``running_var`` and ``counts`` must not be negative. An empty array has no fault. The caller has
+    checked that all values are finite.
     """
     last = name.rpartition("/")[2].rpartition(".")[2]
     largest = _LARGEST_WEIGHT
@@ -278,11 +299,16 @@ def find_far_updates(
 ) -> dict[str, str]:
     """Find the sites whose update norm is above ``limit`` times the median norm over the sites.
 
-    Weights and batch norm's statistics are judged separately. With fewer than three sites, or a
-    median of 0, nothing is found. ``before`` has the arrays that each site started from, by site.
+    Weights and batch norm's statistics are judged separately. The median includes the far sites. A
+    kind is skipped if fewer than three sites have updated it, or if its median is 0.
+
+    Args:
+        limit: the setting 'server.max-update-norm', above 0.
+        before: the arrays that each site started from, by site. A site without an entry is skipped.
+        replies: the replies by site.
 
     Returns:
-        The reason as a sentence, by site.
+        The reason as a sentence, by site. A site that is far in both kinds has only one reason.
     """
     norms: dict[str, dict[str, float]] = {}
     for site, reply in replies.items():
@@ -306,11 +332,17 @@ def update_statistics(
 ) -> dict[str, UpdateStatistics]:
     """Compute the norm of each site's update, and its cosine with the change of the model.
 
-    An update is a reply minus the site's arrays in ``before``, from which it started. The model
-    changes from these to ``after``. Batch norm's statistics are left out.
+    A site's update is its reply minus the arrays from which it started. The model's change is
+    ``after`` minus the same arrays. Batch norm's statistics are left out.
+
+    Args:
+        before: the arrays from which each site started, by site.
+        after: the model's arrays after the replies were combined.
+        replies: the sites' replies.
 
     Returns:
-        The statistics by site. A cosine is None if either change is 0.
+        The statistics by site. The cosine is None if the update or the model's change is 0. A site
+        without any weights that are in both ``before`` and ``after`` is left out.
     """
     # The sites that trained each array; per site the squared lengths of its update and of the
     # model's step, and their scalar product

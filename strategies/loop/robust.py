@@ -54,19 +54,23 @@ def why_too_few(common: CommonSettings, sites: int) -> str | None:
 def robust_mean(
     common: CommonSettings, replies: Replies, before: Arrays, equal: bool = False
 ) -> dict[str, NDArray]:
-    """Combine the sites' arrays by a robust 'server.aggregation', such as "median".
+    """Combine the sites' arrays by the setting 'server.aggregation'.
+
+    It is "norm-clip", "median", "trimmed" or "multikrum". "trimmed" needs at least 3 replies, and
+    "multikrum" at least 5.
 
     Args:
         common: the run's settings.
         replies: the replies by site.
         before: the arrays that the sites started from, by name.
-        equal: whether "norm-clip" ignores sample counts. The others always do.
+        equal: whether "norm-clip" gives each site the same weight. The other aggregations always
+            do.
 
     Returns:
         The combined arrays by name, float32.
 
     Raises:
-        SiteError: too few sites replied.
+        SiteError: too few sites replied for the aggregation.
     """
     reason = why_too_few(common, len(replies))
     if reason:
@@ -85,10 +89,14 @@ def robust_mean(
 
 
 def _combine(common: CommonSettings, stacked: NDArray) -> NDArray:
-    """Combine one array of several sites element by element, each site with the same weight.
+    """Combine one array of several sites, each with the same weight.
 
-    ``stacked`` has the shape (sites, ...). "median" takes the median. "trimmed" takes the mean
-    without the smallest and the largest value. Any other 'server.aggregation' takes the mean.
+    ``stacked`` has the shape (sites, ...), and the result has the shape of the array. Each element
+    is combined over the sites. The setting 'server.aggregation' decides how:
+
+    - "median": the median. Of an even number of sites, it is the mean of the middle two.
+    - "trimmed": the mean without the smallest and the largest value.
+    - Any other: the mean. For "multikrum" the caller has already selected the sites.
     """
     combined: NDArray
     if common.aggregation == "median":
@@ -104,9 +112,17 @@ def _combine(common: CommonSettings, stacked: NDArray) -> NDArray:
 def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str, NDArray]:
     """Return ``before`` plus the mean of the sites' updates, after long updates are shortened.
 
-    An update with a norm above the sites' median norm is scaled down to it. Weights and batch
-    norm's statistics have separate medians. Sites are weighted by samples unless ``equal`` is True.
-    At least one reply is needed. The result is float32.
+    An update with a norm above the median over the sites is scaled down to this median. If the
+    median is 0, all such updates become 0. Weights and batch norm's statistics have separate
+    medians.
+
+    Args:
+        replies: the replies by site, at least one.
+        before: the arrays that the sites started from, by name.
+        equal: weigh all updates equally, and not by each site's number of samples.
+
+    Returns:
+        The arrays by name, float32.
     """
     counts = [reply.examples for reply in replies.values()]
     if equal:
@@ -133,11 +149,19 @@ def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str
 
 
 def chosen_by_krum(replies: Replies, before: Arrays, faulty: int) -> list[str]:
-    """Return the sorted names of the n - ``faulty`` sites with the lowest multikrum scores.
+    """Return the sites that multikrum averages: the n - ``faulty`` sites with the lowest scores.
 
-    A score sums the squared distances from a site's update to its n - ``faulty`` - 2 nearest
-    updates. At equal scores, earlier replies are chosen. The n replies must be at least ``faulty``
-    + 3. ``before`` has the arrays that sites started from.
+    A site's score is the sum of its distances to its n - ``faulty`` - 2 nearest other sites. A
+    distance is the squared L2 distance between two sites' updates, over all arrays. With equal
+    scores, earlier sites in ``replies`` are chosen.
+
+    Args:
+        replies: the replies of n sites, at least ``faulty`` + 3.
+        before: the arrays that the sites started from, by name.
+        faulty: the number of sites that may be faulty.
+
+    Returns:
+        The names of the chosen sites, sorted.
     """
     sites = list(replies)
     distances = np.zeros((len(sites), len(sites)))

@@ -96,14 +96,20 @@ class Round(Ask):
     _step: int = field(init=False, default=-1)
 
     def put(self, question: Question) -> Replies:
-        """Ask sites the question of one phase, and return the usable replies, sorted by site.
+        """Ask the sites the question of one phase, and return the usable replies, sorted by site.
 
-        The call waits until each site has replied or failed. ``failed`` gets the reasons, and the
-        hooks hear of all events. Without sites nothing is sent.
+        The call waits until each site has replied or failed. For a site without a usable reply,
+        ``failed`` of this round has the reason. If a site reports that it stored private state,
+        ``stateful_sites`` gets a number for this state (``state_key``).
+
+        The hooks hear of the phase's start and end, and of each reply, disconnection and failure.
+        Without sites nothing is sent, and no hook is called.
 
         Raises:
-            SiteError: an asked site does not take part.
-            TooFewSitesError: fewer than 'run.min-sites' replies are usable.
+            SiteError: the method asks a site that does not take part.
+            TooFewSitesError: fewer than 'run.min-sites' replies are usable. If the setting is 0 or
+                larger than the number of asked sites, all of these are needed.
+            RunDirectoryError: the file for the replies' arrays cannot be written.
         """
         self._step += 1
         if self.method.common.measures_in(self.number):
@@ -126,10 +132,12 @@ class Round(Ask):
         return replies
 
     def measure_updates(self, after: Arrays) -> None:
-        """Measure how each site changed the model in this round, and tell the hooks.
+        """Measure each site's updates of the round, and tell the hooks the norms and cosines.
 
-        Each phase that gave sites arrays to start from is measured, the last one first. The hooks
-        get the L2 norm of a site's update, and its cosine with the whole model's change.
+        A cosine compares an update with the change of the model in the same phase. The last phase
+        changes the model to ``after``. An earlier phase changes it to the arrays that the next
+        phase sends. Only phases whose question has a ``reference``, the arrays to start from, are
+        measured.
 
         Args:
             after: the model's arrays by name after the round.
@@ -145,9 +153,11 @@ class Round(Ask):
     def message(self, site: str, question: Question) -> Message:
         """Build the message that asks ``site`` a question, without sending it.
 
-        It holds the question's arrays and records, and an instruction with the round and the phase.
-        For a table, the pooled mean and standard deviation of each feature are added. With
-        'server.wire-down' "bf16", training phases send weights as bfloat16.
+        It holds the question's arrays and records, and an instruction with the round, the phase and
+        further values. For a table, the pooled mean and standard deviation of each feature are
+        added, except in phases of secure aggregation. Weights are sent as bfloat16 if
+        'server.wire-down' is "bf16" and sites train. The message's type is "evaluate" in the final
+        evaluation, otherwise "train".
         """
         phase, participants = question.phase, self.method.participants
         # Only a simulated site is on this machine, so only it may learn the folder
@@ -185,10 +195,15 @@ class Round(Ask):
         return Message(content, participants.nodes[site], kind, group_id=str(instruction.round))
 
     def _exchange(self, question: Question) -> dict[str, Reply]:
-        """Send a question to its sites, and return the decodable replies in order of arrival.
+        """Send a question to its sites, wait for the replies, and return those that can be decoded.
 
-        A site without such a reply raises no error. ``failed`` gets its reason, such as "no answer
-        in time". The content of replies is not checked yet.
+        A site without such a reply raises no error. Its reason is stored in ``failed``: the error
+        that it sent, the fault in its reply, or "no answer in time". ``kinds`` gets the kind of
+        failure, such as "no-answer", if the site sent an error or no reply.
+
+        Returns:
+            The replies by site, in the order in which they arrived. Their content is not checked
+            yet.
         """
         phase, participants = question.phase, self.method.participants
         sites = sorted(question.send)
@@ -229,11 +244,15 @@ class Round(Ask):
     def _decode(self, site: str, message: Message, question: Question) -> Reply:
         """Decode the reply in a message, and store its arrays in ``spill``.
 
-        The number of samples in the file 'run.site-weights' replaces the reported number. Without
-        either it is 0.
+        The reply's ``examples``, its weight in means, is the site's number in the file
+        'run.site-weights'. Without that file, it is the number of samples in the reply, or 0 if
+        there is none. For an error message, ``codes`` gets the site's error code, and ``kinds`` the
+        kind of failure.
 
         Raises:
-            SiteError: the site sent an error, a malformed reply or impossible values.
+            SiteError: the message is an error, the reply is malformed, or an array has impossible
+                values. The text is one line.
+            RunDirectoryError: ``spill`` cannot write the arrays to its file.
         """
         if message.has_error():
             self.codes[site] = _CODES.get(message.error.code, "")
@@ -261,13 +280,22 @@ class Round(Ask):
         return replace(reply, arrays=self.spill.keep(reply.arrays), examples=examples)
 
     def _check_replies(self, question: Question, replies: Mapping[str, Reply]) -> dict[str, Reply]:
-        """Return the usable replies, sorted by site, and report the failed sites to the hooks.
+        """Select the usable replies to a question, and check that the run can continue with them.
 
-        A reply is unusable if ``_find_fault`` finds a fault, or if its update is too long
-        ('server.max-update-norm').
+        A reply is unusable if ``_find_fault`` finds a fault, or if the norm of its update is above
+        the limit of 'server.max-update-norm'. ``failed`` gets the reason. It already has the sites
+        without a decoded reply. The hooks' ``answer_failed`` is called for each failed site. If the
+        run continues, ``site_failed`` is called for each of them too.
+
+        Args:
+            question: the question that was asked.
+            replies: the decoded replies by site.
+
+        Returns:
+            The usable replies by site, sorted.
 
         Raises:
-            TooFewSitesError: too few usable replies are left.
+            TooFewSitesError: too few usable replies are left (``_refuse_too_few``).
         """
         usable: dict[str, Reply] = {}
         for site in sorted(replies):
@@ -297,8 +325,14 @@ class Round(Ask):
     def _find_fault(self, question: Question, reply: Reply) -> str | None:
         """Explain in one line why a decoded reply is unusable, or return None if it is usable.
 
-        All required metrics must be present, with valid names and possible values. Unless trust is
-        'sums', the number of samples must be the one first reported.
+        The first fault is returned. A usable reply passes these checks:
+
+        - All metrics that the question requires are present. Unless trust is 'sums', so are the
+          number of samples and the phase's metrics. At trust 'server', so are time and memory.
+        - Each metric has a possible value (``metric_fault``) and a valid name (``names_fault``).
+        - Unless trust is 'sums', the number of training samples is above 0, and the same as in the
+          site's description of itself.
+        - The method's check ``question.fault`` and the hooks' ``objection`` return None.
         """
         facts, metrics = self.method.participants.facts, reply.metrics
         common, own = self.method.common, facts[reply.site]
@@ -331,8 +365,14 @@ class Round(Ask):
     def _needed_metrics(self, phase: str, splits: Collection[str]) -> Iterable[str]:
         """Yield the keys of the metrics that a reply to ``phase`` must have.
 
-        Training needs the training loss. A phase in which sites measure the received model needs
-        the task's main metrics on val and test. ``splits`` names the splits that the site measures.
+        A training phase needs ``trained.train.loss``. A phase in ``measuring``, in which sites
+        measure the received model, needs ``incoming.<split>.<metric>``. These keys are for the
+        splits val and test, and for each metric in the task's ``always``. A phase can be of both
+        kinds or of neither.
+
+        Args:
+            phase: the phase of the question.
+            splits: the splits that the site measures. Metrics on other splits are not needed.
         """
         if phase in TRAINING and "train" in splits:
             yield measurement(TRAINED, "train", "loss")
@@ -343,13 +383,20 @@ class Round(Ask):
                         yield measurement(INCOMING, split, metric)
 
     def _refuse_too_few(self, question: Question, answered: int) -> None:
-        """Check that at least 'run.min-sites' of the asked sites have answered.
+        """Check that at least 'run.min-sites' replies are usable.
 
-        The setting 0, or one above their number, means all. The final evaluation excuses sites
-        whose privacy budget is spent.
+        If the setting is 0 or above the number of asked sites, all of these must reply. In the
+        final evaluation, a site whose differential privacy budget (epsilon) is spent need not
+        reply.
+
+        Args:
+            question: the question that was asked.
+            answered: the number of usable replies.
 
         Raises:
-            TooFewSitesError: too few answered. The text has all reasons.
+            TooFewSitesError: too few replies are usable. The text has each failed site's reason,
+                and the numbers of usable and needed replies. The attribute ``codes`` has the sites'
+                error codes.
         """
         asked, phase = len(question.send), question.phase
         spent = list(self.codes.values()).count(EpsilonSpentError.code)

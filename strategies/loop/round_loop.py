@@ -49,15 +49,17 @@ class RoundLoop:
     def start(self, grid: Grid, num_rounds: int, timeout: float = 3600.0) -> State:
         """Run the rounds up to ``num_rounds``, let sites measure the model, and return the state.
 
-        The sites measure even if the run ends early.
+        The first round is the one after ``self.state``. The sites measure even if no round remains,
+        or if the method or a hook ends the run early.
 
         Args:
             grid: connects the server with the sites.
-            num_rounds: the total, including rounds before a resumed run.
+            num_rounds: the total number of rounds, including those before a resumed run.
             timeout: seconds to wait for the replies of a phase.
 
         Raises:
-            SiteError: too few sites gave a usable reply.
+            SiteError: too few sites gave a usable reply in a phase, and no hook's ``why_end`` ends
+                the run.
         """
         self.connect(grid, timeout)
         self.hooks.call("run_started", self.state, self.method.participants, num_rounds)
@@ -101,11 +103,13 @@ class RoundLoop:
         )
 
     def run_round(self) -> None:
-        """Run the next round, and store its result as the new state.
+        """Run the round after ``self.state``, and store its result as the new state.
 
-        Sites that connected since the last round join first, if the method allows it. With
-        'server.sites-per-round', only that number of sites, drawn at random, may be asked. If the
-        round raises an error, the state stays as it was.
+        If the method's capability ``late_join`` is True, sites that connected since the last round
+        are admitted first. All sites may be asked. With 'server.sites-per-round', only that number
+        of sites, drawn at random, may be asked. With secure aggregation the method asks through
+        ``SecureAsk``. The hooks' ``updates_measured`` and ``round_ended`` are called at the end. If
+        the round raises an error, the state stays as it was.
         """
         before, method = self.state, self.method
         number = before.round + 1
@@ -152,10 +156,11 @@ class RoundLoop:
         return bool(self.stopped)
 
     def _let_latecomers_in(self, round_: int) -> None:
-        """Let sites that connected since the last round join the run before round ``round_``.
+        """Admit sites that connected after the last round, and update the method's participants.
 
-        The hooks hear of each refused node, with the reason, and of a change of participants. A
-        refusal does not stop the run.
+        The hooks' ``answer_failed`` and ``site_failed`` are called for each refused node. If sites
+        joined or came back on another node, ``participants_changed`` is called once. A refusal does
+        not stop the run.
         """
         known = self.method.participants
         away_timeout = self.method.common.away_timeout
@@ -188,13 +193,22 @@ def draw_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> lis
 
 
 def refuse_site_count(common: CommonSettings, sites: int) -> None:
-    """Check that a run's settings fit the number of ``sites`` that take part.
+    """Check that enough sites take part for the run's settings.
 
-    'server.sites-per-round' must not exceed it. A round must ask 3 sites for the aggregation
-    "trimmed", and 5 for "multikrum". Secure aggregation needs 3, and 'secure.threshold' must fit.
+    Each round asks 'server.sites-per-round' sites. If that is 0, it asks all ``sites``.
+
+    Args:
+        common: the run's settings.
+        sites: the number of sites that take part.
 
     Raises:
-        SettingError: the number does not fit the settings.
+        SettingError: in one of these cases:
+
+            - 'server.sites-per-round' is above ``sites``.
+            - Fewer sites are asked than 'server.aggregation' needs: 3 for "trimmed", 5 for
+              "multikrum".
+            - Secure aggregation is on, and fewer than 3 sites are asked or 'secure.threshold' does
+              not fit their number (``needed_sites``).
     """
     if common.sites_per_round > sites:
         raise SettingError(

@@ -66,14 +66,19 @@ class SecureAsk(Ask):
     def put(self, question: Question) -> Replies:
         """Ask sites to train, but learn only the mean of their weights, weighted by samples.
 
-        At trust 'sums' the metrics are summed in the same way. Other questions go to ``Round.put``.
+        At trust 'sums' the metrics of training and evaluation are summed through secure aggregation
+        too. Any other question, or one without sites, goes to ``Round.put`` unchanged. If no site
+        has a finite value of a metric, the metric is left out and reported to the hooks.
 
         Returns:
-            The replies without arrays. ``sums`` has the mean arrays.
+            The replies of the sites in the sum, without arrays. Their attributes are ``sums`` (the
+            mean arrays), ``exact`` (the mean updates in float64), ``means`` (the mean metrics) and
+            ``failed`` (the number of sites that could not answer).
 
         Raises:
-            SettingError: rounding distorts the mean too much.
-            SiteError: too few sites replied, or the sum is unusable.
+            SettingError: rounding to integers would distort the mean too much.
+            SiteError: too few sites replied, the masks cannot be removed, or the sums without masks
+                are impossible (``SecureSum.mean``).
         """
         send, phase, ask = question.send, question.phase, self.ask
         only_sums = self.common.trust == SUMS
@@ -130,10 +135,18 @@ class SecureAsk(Ask):
         return replies
 
     def _records_for_sum(self, sum_: SecureSum, phase: str) -> dict[str, ConfigRecord]:
-        """Build, by site, the record that goes with the question whose answers are summed.
+        """Build the record that each site receives with the question whose answers are summed.
 
-        A record names the sites, metrics and arrays in the sum. If the server must prove its sums,
-        sites also receive the values to check the last one.
+        A record names the sites, metrics and arrays in the sum (``SecureSum.record``). If the
+        server must prove its sums, each record also has the values by which a site can check the
+        newest earlier sum.
+
+        Args:
+            sum_: the secure sum, whose sites have shared their keys.
+            phase: the phase of the question.
+
+        Returns:
+            The record by site.
         """
         records = {}
         for site in sum_.sealed:
@@ -144,13 +157,20 @@ class SecureAsk(Ask):
         return records
 
     def _judge_failures(self, sum_: SecureSum, phase: str, asked: int) -> None:
-        """Report how many sites added 0 because they could not answer, and check that enough could.
+        """Report how many sites in the sum could not answer, and check that enough sites could.
 
-        At least 'run.min-sites' of the ``asked`` sites must answer. The setting 0, or one above
-        their number, means all.
+        Such a site adds 0 to the sum without naming itself, so only their number is known. The
+        hooks get it as one failure of site "unknown". If the number is 0, the function returns
+        without any check. Otherwise at least 'run.min-sites' sites must have answered. If this
+        setting is 0 or above ``asked``, ``asked`` sites must have answered.
+
+        Args:
+            sum_: the secure sum after unmasking.
+            phase: the phase whose replies were summed.
+            asked: the number of sites that the phase asked.
 
         Raises:
-            TooFewSitesError: fewer could answer.
+            TooFewSitesError: fewer sites than needed could answer.
         """
         if not sum_.failed:
             return
@@ -178,8 +198,8 @@ class SecureAsk(Ask):
     def _arrays_received(self, arrays: Arrays) -> dict[str, NDArray]:
         """Return all arrays that a site receives, named ``<record>/<array>``.
 
-        If the data set is a table, they include each feature's mean and standard deviation over all
-        sites.
+        These are the given ``arrays`` and, for a table, the pooled mean and standard deviation of
+        each feature.
         """
         sent = with_prefix(f"{ARRAYS}/", arrays)
         if self.ask.standardisation:
@@ -189,8 +209,13 @@ class SecureAsk(Ask):
     def _put(self, sum_: SecureSum, phase: str, sites: Iterable[str]) -> Replies:
         """Ask ``sites`` a question of secure aggregation, and return the usable replies.
 
-        Each message holds the record that the site needs in ``phase``, such as "secure-keys", but
-        no arrays.
+        Each message holds the record that the site needs in this phase, but no arrays. A reply is
+        unusable if ``_find_fault`` finds a fault in its record.
+
+        Args:
+            sum_: the secure sum, which makes the records and checks the replies.
+            phase: "secure-keys", "secure-shares", "secure-agree" or "secure-unmask".
+            sites: the names of the sites to ask.
 
         Raises:
             SiteError: fewer replies are usable than 'run.min-sites' demands.
@@ -202,10 +227,21 @@ class SecureAsk(Ask):
 
 
 def _find_fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
-    """Explain why a reply's secure aggregation record is unusable, or return None if it is usable.
+    """Explain why a reply's record of secure aggregation is unusable; None if it is usable.
 
-    The record must be of this round and have the parts that ``phase`` needs. These are keys,
-    encrypted shares, a signature or opened shares.
+    The record must be of this round. Each phase has a further check:
+
+    - ``secure-keys``: two valid public keys, with the site's signature of them.
+    - ``secure-shares``: one encrypted share for every other site with keys, and a hash of the
+      site's mask.
+    - ``secure-agree``: the site's signature of the list of sites whose arrays arrived.
+    - ``secure-unmask``: one share for each named site. The names include the site itself, and only
+      sites that have sent shares.
+
+    Args:
+        sum_: the secure sum, which has the values from earlier phases.
+        phase: the phase that the site has answered.
+        reply: the site's reply.
     """
     record = reply.secure
     try:

@@ -129,12 +129,15 @@ class SecureSum:
     def record(self, phase: str, site: str) -> ConfigRecord:
         """Build the record of secure aggregation that ``site`` receives in a phase.
 
-        It holds the round's number and the values that the site needs:
+        It holds the number of the round. The phase decides about the rest:
 
-        - ``secure-shares``: all public keys.
-        - training or evaluation: the names of what is summed.
-        - ``secure-agree``: the sites whose masked arrays arrived.
-        - ``secure-unmask``: the sites' signatures, and the encrypted shares for ``site``.
+        - ``secure-shares``: each site's public keys, signature and splits with measurements, and
+          the number of sites that must stay to the end.
+        - training or evaluation: the names of the sites, metrics and arrays in the sum.
+        - ``secure-agree``: the names of the sites whose masked arrays arrived. If the server must
+          prove the sum, hashes of these arrays are added.
+        - ``secure-unmask``: the sites' signatures of that list of names, and the encrypted shares
+          from other sites to ``site``.
         """
         values: dict[str, Any] = {"round": self.round}
         if phase == SECURE_SHARES:
@@ -176,12 +179,20 @@ class SecureSum:
     def take_keys(self, replies: Mapping[str, Reply]) -> None:
         """Store the sites' public keys and signatures, and compute the values that depend on them.
 
-        For example, ``threshold`` becomes the number of sites that must stay to the end. The caller
-        has already checked the signatures.
+        These values are:
+
+        - ``threshold``: the number of sites that must stay to the end.
+        - ``samples``: the number 'secure-samples', which all sites must share.
+        - ``splits``: the splits that all these sites measure.
+        - ``context``: a hash of the run, the round, the keys and the threshold.
+
+        The caller has already checked the signatures.
 
         Raises:
             SettingError: rounding to integers is too coarse for this number of sites.
-            SiteError: too few sites replied, or 'secure-samples' is unusable.
+            SiteError: fewer than three sites replied, 'secure.threshold' does not fit their number,
+                'secure-samples' differs or is below 1, or the server must prove the sum but an
+                asked site did not reply.
         """
         if self.proves:
             self._refuse_missing(len(replies), self.asked, "sent keys for secure aggregation")
@@ -209,10 +220,12 @@ class SecureSum:
     def _agreed_samples(self, replies: Mapping[str, Reply]) -> int:
         """Return the number 'secure-samples', which must be the same at all sites.
 
-        Sites divide their weighted updates by it before summing.
+        Before summing, sites multiply their updates by their number of samples and divide them by
+        this number.
 
         Raises:
-            SiteError: the numbers are not integers, differ between sites, or are below 1.
+            SiteError: a site did not send an integer, the sites' numbers differ, or the number is
+                below 1. In the last two cases the error lists the sites with each number.
         """
         said: dict[int, list[str]] = {}
         for site, reply in sorted(replies.items()):
@@ -246,10 +259,11 @@ class SecureSum:
         """Add up the sites' masked arrays modulo 2^32, and store the replies without their arrays.
 
         The sums stay masked until ``mean``. If the server must prove the sum, it also keeps each
-        site's masked arrays in memory.
+        site's masked arrays and a hash of them in memory.
 
         Raises:
-            SiteError: fewer sites replied than ``threshold``.
+            SiteError: fewer sites replied than ``threshold``. If the server must prove the sum, all
+                sites in ``keys`` must reply.
         """
         self._refuse_few(replies, "sent masked weights")
         for name in sorted(self.masked_specs()):
@@ -282,12 +296,23 @@ class SecureSum:
     ) -> tuple[dict[str, NDArray], dict[str, float]]:
         """Remove the masks from the sums, and return the mean arrays and the mean metrics.
 
-        Both are weighted by samples. A metric without a finite value is left out. ``before`` has
-        the arrays that sites started from.
+        The sites sent updates, so the mean update is added to ``before``. A variance of batch norm
+        below 0 becomes 0. Two attributes are set: ``failed``, the number of sites that could not
+        answer, and ``exact``, the mean update in float64.
+
+        Args:
+            replies: the replies of phase ``secure-unmask``, which have the shares.
+            before: the arrays that the sites started from, by name.
+
+        Returns:
+            The arrays by name, float32, and the metrics by name. Both are means weighted by
+            samples. A metric is left out if no site has a finite value.
 
         Raises:
-            SettingError: rounding to integers is too coarse.
-            SiteError: too few sites replied, or the sums are unusable.
+            SettingError: rounding to integers is too coarse for this number of samples.
+            SiteError: fewer sites than ``threshold`` replied, or their shares do not restore a
+                site's secret. The unmasked counts or updates may also be impossible
+                (``_refuse_counts`` and ``_refuse_unlikely``).
         """
         self._refuse_few(replies, "helped to remove the masks")
         plus, minus = self._remaining_mask_keys(replies)
@@ -321,10 +346,16 @@ class SecureSum:
         )
 
     def _metric_means(self, metric_sums: NDArray, metric_samples: Words) -> dict[str, float]:
-        """Return the mean of each summed metric, weighted by samples, rounded to 6 decimal places.
+        """Return the mean of each summed metric, by name, rounded to 6 decimal places.
 
-        A metric without samples is left out. Sites send values scaled to 0..1, times their samples
-        and divided by 'secure-samples'. The result has the metric's own range again.
+        Sites scale a metric from the range of its ``bounds`` to 0..1 before they send it, and this
+        function scales the mean back. The mean is weighted by samples. A metric without samples is
+        left out, because no site has a finite value of it.
+
+        Args:
+            metric_sums: for each metric, the sum of the scaled values, each times the site's
+                samples and divided by 'secure-samples'.
+            metric_samples: for each metric, the number of samples in the sum.
         """
         means = {}
         for name, metric_sum, samples in zip(
@@ -340,11 +371,13 @@ class SecureSum:
     def _remaining_mask_keys(self, replies: Mapping[str, Reply]) -> tuple[list[bytes], list[bytes]]:
         """Return the keys of masks to add to the sum, and the keys of masks to subtract from it.
 
-        Each answering site's own mask is subtracted. If a site left, the masks that it shared are
-        undone.
+        Each site that sent weights has added a mask of its own, which is subtracted. A site that
+        shared its keys but sent no weights has left a mask in each other site's part of the sum.
+        The server restores that site's private key to compute these masks. It subtracts those that
+        sites added, and adds those that sites subtracted.
 
         Raises:
-            SiteError: a key cannot be restored.
+            SiteError: the shares do not restore a key.
         """
         plus: list[bytes] = []
         # Per giver, the shares that it returned, by the site whose secret they belong to
@@ -368,9 +401,17 @@ class SecureSum:
     def _reconstruct_secret(self, site: str, shares: Mapping[str, Mapping[str, bytes]]) -> bytes:
         """Reconstruct the secret of ``site`` from the shares that other sites have returned.
 
-        ``shares`` maps each returning site to shares by the secret's site. The result must match
-        the site's commitment. One wrong share is harmless if there are more shares than
-        ``threshold``.
+        The secret is the seed of the site's own mask if the site sent weights. Otherwise it is the
+        site's private mask key. A result is right if it matches the site's commitment. If all
+        shares together fail, each share is left out in turn. One wrong share is therefore harmless
+        if there are more shares than ``threshold``.
+
+        Args:
+            site: the site whose secret is reconstructed.
+            shares: the shares by the site that returned them, and then by the site of the secret.
+
+        Raises:
+            SiteError: no choice of shares gives the secret. The error names the likely cause.
         """
         given: dict[str, bytes] = {}
         for giver, gives in shares.items():
@@ -401,11 +442,17 @@ class SecureSum:
     def _refuse_counts(self, samples: int, metric_samples: Words) -> None:
         """Check that the unmasked counts are possible, because a wrong mask makes them random.
 
-        No count of samples may exceed the number of sites times 'secure-samples'. ``samples``, the
-        total of training samples, must be above 0.
+        ``failed``, the number of sites that could not answer, may be at most the number of sites in
+        the sum. No other count may exceed the number of sites times 'secure-samples'. ``samples``
+        must be above 0, but the count of a metric may be 0.
+
+        Args:
+            samples: the training samples of all sites in the sum together.
+            metric_samples: for each metric, the samples of these sites together.
 
         Raises:
-            SiteError: a count is impossible.
+            SiteError: a count is impossible. If all sites failed and there are no samples, the
+                error says so.
         """
         sites = len(self.replies)
         if self.failed == sites and samples == 0:
@@ -434,8 +481,18 @@ class SecureSum:
     ) -> None:
         """Check that the mean update is not too long, as wrong masks would make it.
 
-        Its L2 norm may be at most 'secure.clip-norm' plus the rounding error, with a margin of
-        0.1%. ``share`` is 'secure-samples' divided by the samples in the sum.
+        Its L2 norm over all arrays may be at most 1.001 * ('secure.clip-norm' + rounding error).
+        The rounding error is at most ``share`` * sites * quantisation step * sqrt(numbers in an
+        update).
+
+        Args:
+            updates: the mean update of each array.
+            quantiser: the quantisation of this sum.
+            share: 'secure-samples' divided by the number of samples in the sum. The sums were
+                multiplied by it.
+
+        Raises:
+            SiteError: the norm is above this limit.
         """
         # Each number may be wrong by one step of the quantisation at each site
         rounding = len(self.replies) * quantiser.step * math.sqrt(self.numbers)
@@ -452,7 +509,10 @@ class SecureSum:
     def _refuse_missing(self, count: int, expected: int, what: str) -> None:
         """Check that all expected sites replied, because each site checks the sum over all of them.
 
-        ``what`` is the sites' action for the error text, such as "masked their weights".
+        Args:
+            count: the number of sites that replied.
+            expected: the number of sites that must reply.
+            what: what the sites did, for the error, such as "masked their weights".
 
         Raises:
             SiteError: fewer sites than expected replied.

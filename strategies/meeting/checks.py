@@ -47,8 +47,10 @@ _FEW = 3  # sites; nobody can tell which one of only two sites is odd
 def check_texts(facts: SiteFacts) -> str | None:
     """Return a fault if a text in a site's description is too long or not visible, otherwise None.
 
-    Each text may have at most 200 characters, all visible or spaces. An empty text is valid.
-    ``software``, the versions at the site, may have at most 10 entries.
+    The texts are ``distribution``, ``schema``, ``backbone``, ``features``, ``class_names``, and the
+    keys and values of ``software``. Each may have at most 200 characters, all visible. A space
+    counts as visible, and an empty text is valid. ``software``, the versions at the site, may have
+    at most 10 entries.
     """
     if len(facts.software) > _SOFTWARE:
         return f"its 'software' has {len(facts.software)} entries, not at most {_SOFTWARE}"
@@ -69,9 +71,9 @@ def check_texts(facts: SiteFacts) -> str | None:
 def check_shown_names(facts: SiteFacts) -> str | None:
     """Return a fault if tables or plots cannot show a name in a site's description, otherwise None.
 
-    The names of classes and of the ``distribution`` must have no dollar sign or backslash, because
-    plots show these as formulas. The ``distribution`` must not be "all", which stands for the mean
-    over sites.
+    The names are those of the classes, and of the ``distribution``, the group of similar sites. The
+    group must not be called "all", because tables use this word for the mean over sites. No name
+    may have a dollar sign or a backslash, because plots would show it as a formula.
     """
     if facts.distribution == "all":
         return "its 'distribution' is 'all', which stands for the mean over sites"
@@ -98,8 +100,9 @@ def check_fingerprints(facts: SiteFacts) -> str | None:
 def check_inputs(facts: SiteFacts) -> str | None:
     """Return a fault if the shape of a site's inputs is impossible, otherwise None.
 
-    A row of a table has one dimension, and an image has three. Each length must be from 1 to 2^20,
-    and their product at most 2^28. If the site names features, the shape must be (features,).
+    A shape must have one dimension for a row of a table, or three for an image. Each length must be
+    from 1 to 2^20, and the product of all lengths at most 2^28. If the site names a table's
+    features, the shape must be one dimension with one value per feature.
     """
     shape = facts.input_shape
     # Only three lengths are looked at, because a hostile shape may have many, each of them huge
@@ -128,10 +131,10 @@ def check_classes(facts: SiteFacts) -> str | None:
 def check_counts(facts: SiteFacts) -> str | None:
     """Return a fault if a count in a site's description is impossible, otherwise None.
 
-    - ``label_counts``: at most 1e9 for each class, only for "train", "val" and "test". They may be
-      missing.
-    - ``dropped``, the samples in no split: 0 to 1e9.
-    - ``floor``, the fewest samples for which the site sends a mean: 1 to 1e9.
+    - ``label_counts``: only for the splits "train", "val" and "test", and at most 1e9 for each
+      class. They may be missing, because a site hides them at trust 'sums'.
+    - ``dropped``, the number of samples in no split: 0 to 1e9.
+    - ``floor``, the smallest number of samples for which the site sends a mean: 1 to 1e9.
     """
     if not facts.label_counts.keys() <= set(SPLITS):
         return f"its 'label-counts' may be only for {', '.join(SPLITS)}"
@@ -148,9 +151,11 @@ def check_counts(facts: SiteFacts) -> str | None:
 def check_sums(facts: SiteFacts) -> str | None:
     """Return a fault if a table's feature sums cannot come from its training rows, otherwise None.
 
-    A site may send each feature's number of values, their sum, and the sum of their squares. The
-    number must be whole, and at most the number of rows. Both sums must be possible for that number
-    of values. Missing sums are no fault.
+    For each feature, a site may send the number of values, their sum, and the sum of their squares.
+    The number must be whole, and at most that of the training rows. The sum must be from -1e18 to
+    1e18, and the sum of squares at most 1e36, or 0 if there are no values. The squared sum must not
+    exceed number * sum of squares, apart from rounding errors. Sums without feature names are a
+    fault. Missing sums are not.
     """
     sums = facts.sums
     if sums is None:
@@ -212,9 +217,16 @@ def shape_of(facts: SiteFacts) -> NetworkShape:
 def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFacts) -> str | None:
     """Describe the first difference between two sites in what all sites of a run must share.
 
-    Task, shapes of inputs and outputs, features, schema and starting weights are compared in this
-    order. The result is None if all are equal. ``site`` and ``other`` are the sites' names, for the
-    text.
+    They must have equal tasks, shapes of inputs and outputs, features, schemas and starting
+    weights. These are compared in this order. Two digests are used: ``schema`` of a table's schema
+    or of images' classes and size, and ``backbone`` of the starting weights. If all are equal, the
+    result is None.
+
+    Args:
+        site: the name of the first site.
+        facts: the first site's description of itself and its data.
+        other: the name of the second site.
+        other_facts: the second site's description.
     """
     if facts.task != other_facts.task:
         return (
@@ -252,9 +264,13 @@ def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFa
 def find_shared_data(facts: Facts, pooled: bool) -> Refused:
     """Find the sites that have exactly the same training samples as another site.
 
-    Sites are compared by the fingerprint (hash) of their whole training split. All sites with an
-    equal fingerprint are returned. A site without training samples or fingerprint is skipped.
-    ``pooled`` is not used.
+    Such samples would count twice. Sites are compared by the fingerprint (hash) of their whole
+    training split. Because the owner of the samples is unknown, all sites with an equal fingerprint
+    are returned. A site without training samples, or without this fingerprint, is not compared.
+
+    Args:
+        facts: each site's description of itself and its data.
+        pooled: not used. Every check that compares the sites has this argument.
 
     Returns:
         The reason to leave a site out, by site.
@@ -277,11 +293,16 @@ def find_shared_data(facts: Facts, pooled: bool) -> Refused:
 def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
     """Find the sites that differ from the most frequent task.
 
-    Two sites share a task if ``find_difference`` finds no difference. If tasks are equally
-    frequent, the one of the first site by name counts. ``pooled`` is not used.
+    Two sites share a task if their task, shape of inputs and outputs, features, schema and starting
+    weights are equal. Of several equally frequent tasks, the one whose first site comes first by
+    name counts. If all sites share one task, the result is empty.
+
+    Args:
+        facts: each site's description of itself and its data.
+        pooled: not used. Every check that compares the sites has this argument.
 
     Returns:
-        The difference from that task, as a reason to leave the site out, by site.
+        The difference from the most frequent task, as a reason to leave the site out, by site.
     """
     # The sites of each task; ties go to the task of the first site by name
     having: dict[Hashable, list[str]] = {}
@@ -303,9 +324,9 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
 def find_unwanted_sums(facts: Facts, pooled: bool) -> Refused:
     """Find the sites whose setting 'data.standardise' differs from that of the run.
 
-    Sites with the setting "pooled" send feature sums. ``pooled`` says whether the run has it. If
-    so, the sites without sums are returned, and otherwise those with sums. If no site sends sums,
-    the result is empty.
+    A site with a table sends sums over its features if its own setting is "pooled". ``pooled`` says
+    whether the run's setting is "pooled". If True, the sites without sums are returned, and if
+    False, the sites with sums. If no site sends sums, the result is always empty.
 
     Returns:
         The reason to leave a site out, by site.
@@ -327,11 +348,16 @@ def find_unwanted_sums(facts: Facts, pooled: bool) -> Refused:
 def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
     """Find the sites with a feature whose scale is more than 1000 times the median over the sites.
 
-    The scale is the larger of the absolute mean and the standard deviation. If fewer than three
-    sites send sums, the result is empty. ``pooled`` is not used.
+    A feature's scale at a site is the larger of its absolute mean and its standard deviation.
+    ``_typical_scale`` gives the median, and skips features for which too few sites have values. A
+    small scale is not a fault. If fewer than three sites send sums, the result is empty.
+
+    Args:
+        facts: each site's description of itself, with its sums over each feature's values.
+        pooled: not used. Every check that compares the sites has this argument.
 
     Returns:
-        The reason by site, which names the first such feature.
+        The reason by site. It names the first such feature of the site.
     """
     scales: dict[str, Vector] = {}
     for site in sorted(facts):
@@ -358,6 +384,10 @@ def _feature_scales(sums: Sums) -> Vector:
 
     The scale is the larger of the absolute mean and the standard deviation. It is NaN for a feature
     without values.
+
+    Args:
+        sums: three arrays of shape (features,): each feature's number of values, their sum, and the
+            sum of their squares.
     """
     # NaN marks features without values, which must not count as 0 in a median
     known = np.where(sums.count > 0, sums.count, np.nan)
@@ -368,10 +398,18 @@ def _feature_scales(sums: Sums) -> Vector:
 
 
 def _typical_scale(scales: Vector) -> float:
-    """Return the median over sites of one feature's scale, to which each site is compared.
+    """Return the median scale of one feature over sites, to which each site is compared.
 
-    NaN in ``scales`` stands for no values. A median of 0 is replaced by that of the scales above 0.
-    If too few sites have values, the result is infinity.
+    If the median is 0, as for a flag that is rarely set, it is taken over the sites with a scale
+    above 0.
+
+    Args:
+        scales: the feature's scale at each site, an array of shape (sites,). NaN stands for no
+            values.
+
+    Returns:
+        The median. It is infinity, which no scale exceeds, if fewer than three sites have values.
+        It is also infinity if the median is 0 and fewer than two sites have a scale above 0.
     """
     known = scales[~np.isnan(scales)]
     if len(known) < _FEW:

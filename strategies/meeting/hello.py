@@ -45,11 +45,15 @@ _LONGEST_SOFTWARE = 2000  # characters
 def read_hello(content: RecordDict, needs_counts: bool = True) -> SiteFacts:
     """Read and check a node's hello, in which a site describes itself and its data.
 
-    ``content`` is untrusted. ``needs_counts`` says whether the number of samples of each class is
-    required, which trust 'sums' does not need.
+    The content is untrusted. ``find_hello_fault`` checks its values.
+
+    Args:
+        content: the content of the node's message.
+        needs_counts: whether the hello must have ``label-counts``, the number of samples of each
+            class. At trust 'sums' they are not required.
 
     Raises:
-        SiteError: the hello cannot be read, or a value in it is impossible.
+        SiteError: the hello cannot be read, or a value in it is impossible. The error is one line.
     """
     with reading("its hello", content):
         facts = SiteFacts.from_config(content.config_records[CONFIG])
@@ -68,11 +72,22 @@ def ask_nodes(
     read: Callable[[RecordDict], T],
     away_timeout: float = 300.0,
 ) -> tuple[list[NodeAnswer[T]], list[str]]:
-    """Send all nodes the same question at once, and return the usable answers, sorted by node.
+    """Send all nodes the same question, and read their answers.
 
-    The second result has one line for each other node, with the reason. A node is given up after
-    ``away_timeout`` seconds without connection, or after 10 minutes. ``kind`` is "query.hello" or
-    "query.survey". ``read`` reads an answer, and raises a SiteError if it is unusable.
+    The question is either a hello, which asks a site to describe itself, or a survey of its data.
+    All nodes are asked at once. The function gives up a node that is disconnected for
+    ``away_timeout`` seconds, and every node after 10 minutes. For a node without a usable answer it
+    raises no error.
+
+    Args:
+        grid: connects the server with the nodes.
+        nodes: the ids of the nodes to ask.
+        kind: the type of the messages: "query.hello" or "query.survey".
+        read: reads an answer. It raises a SiteError if the answer is unusable.
+        away_timeout: seconds that a node may be disconnected.
+
+    Returns:
+        The usable answers, sorted by node, and one line with the reason for each other node.
     """
     asks = ConfigRecord({kind.removeprefix("query."): True, **own_versions()})
     content = RecordDict({CONFIG: asks})
@@ -123,8 +138,9 @@ def reading(what: str, content: RecordDict) -> Iterator[None]:
 def _name_software(content: RecordDict) -> str:
     """Name the software versions of the server and of the site, to end an error message.
 
-    If the site's untrusted message has no readable versions, the text says so. It ends with the
-    advice to install the same release at both.
+    The site's versions come from ``software`` in its untrusted message. If they are missing or
+    unreadable, as in the answer to a survey, the text says that the site does not say what it runs.
+    It always ends with the advice to install the same release at both if they differ.
     """
     theirs: object = None
     with suppress(Exception):  # untrusted data can make a reader fail in any way

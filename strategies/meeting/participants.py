@@ -116,11 +116,14 @@ def meet_sites(
 ) -> Participants:
     """Ask the connected nodes who they are, and return the sites that can take part.
 
-    The arguments are those of ``hear_sites``. Too few sites are an error only if a node was refused
-    or a site in 'server.sites' is missing.
+    ``hear_sites`` does this, and explains the arguments, the result and its errors. In addition,
+    too few sites can be an error here. They are one only if a node was refused, or if a site in
+    'server.sites' is missing. Otherwise any number of sites is returned.
 
     Raises:
-        SiteError: fewer sites than ``needed_sites`` can take part. The text has the reasons.
+        SiteError: fewer sites than ``needed_sites`` can take part, and a node was refused or a
+            named site is missing. The text has the reasons for the refusals or, without refusals,
+            the missing names.
     """
     met = hear_sites(grid, settings, silos, terms)
     needed = needed_sites(met, settings)
@@ -170,17 +173,22 @@ def hear_sites(
 ) -> Participants:
     """Ask the connected nodes to describe themselves, and return the sites that can take part.
 
-    The field ``refused`` has the reasons against others.
+    A node that cannot take part, alone or with the other nodes, is left out. ``refused`` of the
+    result has the reason. The result may have no sites. If 'server.sites' names sites, any other
+    site is left out without a reason. With a registry, the nodes of other sites are not asked.
+
+    The function first waits for enough nodes (``wait_for_nodes``).
 
     Args:
-        grid: connects to the nodes.
+        grid: connects the server with the nodes.
         settings: the run's settings.
-        silos: the most nodes, or None for any number.
-        terms: the operator's conditions, if any.
+        silos: the largest possible number of nodes, without those that repeat a site. None means
+            any number.
+        terms: the operator's conditions, such as registered site names. None means no conditions.
 
     Raises:
-        SiteError: too few or too many nodes.
-        SettingError: 'server.sites' is invalid.
+        SiteError: too few or too many nodes are connected.
+        SettingError: 'server.sites' is not valid, or names a site that is not registered.
     """
     terms = replace(terms or Terms(), sites=split_sites(settings.sites))
     nodes = wait_for_nodes(grid, settings, terms=terms)
@@ -209,8 +217,15 @@ def hear_sites(
 def _admit(hellos: list[Hello], refused: list[str], terms: Terms, simulated: bool) -> list[Hello]:
     """Select the descriptions of sites (hellos) that meet the conditions in ``terms``.
 
-    The reasons against others are appended to ``refused``. A site that 'server.sites' does not name
-    is left out without a reason. For ``simulated`` sites, registered names are not checked.
+    A site that 'server.sites' does not name is left out without a reason. Several nodes of the same
+    site may be selected.
+
+    Args:
+        hellos: the readable hellos.
+        refused: the reason against each other hello is appended to this list.
+        terms: the registered names, the agreed numbers of samples, and the method's own condition.
+        simulated: whether all sites of the run are simulated. Then registered names are not
+            checked.
     """
     admitted = []
     for hello in hellos:
@@ -225,10 +240,17 @@ def _admit(hellos: list[Hello], refused: list[str], terms: Terms, simulated: boo
 
 
 def _find_duplicates(hellos: list[Hello], simulated: bool) -> dict[int, str]:
-    """Return, by node id, the reason against each node that claims the same site as another.
+    """Find nodes that must not take part because another node says that it is the same site.
 
-    In a deployment, the node with the lowest id stays. In a simulation none stays, because the
-    configuration must be wrong. ``hellos`` are the sites' descriptions.
+    In a deployment, the node with the lowest id stays, and the other nodes are found. In a
+    simulation the configuration must be wrong, so all nodes of that site are found.
+
+    Args:
+        hellos: the hellos (descriptions of sites) of all admitted nodes.
+        simulated: whether all sites of the run are simulated.
+
+    Returns:
+        The reason by node id.
     """
     nodes: dict[str, list[int]] = {}
     for hello in hellos:
@@ -258,8 +280,16 @@ def _second_node_refusal(site: str, node: int) -> str:
 def _drop_unlike(hellos: list[Hello], settings: CommonSettings, refused: list[str]) -> list[Hello]:
     """Return the descriptions of the sites (hellos) that can take part together.
 
-    Each check in ``TOGETHER_CHECKS`` compares the sites that passed the checks before it. One is
-    that all have the same task. The reasons against other sites are appended to ``refused``.
+    The checks in ``TOGETHER_CHECKS`` run in this order:
+
+    - No two sites have the same training samples.
+    - All sites have the same task.
+    - All sites send sums over their features if the run pools these sums. Otherwise no site does.
+      If no site sends any, there is no fault.
+    - No feature has a scale at a site that is far above the median over the sites.
+
+    A site that fails a check is left out of the later checks. Its reason is appended to
+    ``refused``. If several sites fail a check with the same reason, the reason is appended once.
     """
     pooled = settings.standardise == "pooled"
     for check in TOGETHER_CHECKS:
@@ -276,12 +306,19 @@ def meet_latecomers(
 ) -> tuple[Participants, list[str]]:
     """Ask the nodes that connected since the last call, and admit those that can take part.
 
-    A site may return on a new node once its old node is disconnected. Until then it is asked again
-    at each call. Other refused nodes are asked once. A node is given up after ``away_timeout``
-    seconds.
+    A site whose SuperNode restarted comes back on a new node. While the site's old node is still
+    connected, the new node is refused. It is asked again at each call, but its refusal is returned
+    only once. Any other refused node is not asked again. A node of a site that 'server.sites' does
+    not name is not asked again either.
+
+    Args:
+        grid: connects the server with the nodes.
+        participants: the sites that take part so far, and the nodes refused so far.
+        away_timeout: seconds that a node may be disconnected before it is given up.
 
     Returns:
-        All participants, and the new refusals.
+        All participants, old and new, and the new refusals, one line each. Without new nodes, they
+        are ``participants`` and an empty list.
     """
     connected = set(grid.get_node_ids())
     new_nodes = participants.terms.choose_nodes(
@@ -323,8 +360,14 @@ def _latecomer_fault(
 ) -> str | None:
     """Explain why a site that connected late cannot take part, or return None if it can.
 
-    It must fit the others in task and feature sums, without sharing their training samples. A
-    returning site must have the same data. ``joined`` includes the site.
+    A site that comes back must have the same fingerprints of its data as before. A site must have
+    the same task as the first participant by name. It must send feature sums if the first
+    participant does, and otherwise none. It must not have another site's training samples.
+
+    Args:
+        facts: the late site's description of itself and its data.
+        participants: the participants without the late site.
+        joined: the participants including the late site.
     """
     known = participants.facts.get(facts.site)
     if known is not None and known.fingerprints != facts.fingerprints:

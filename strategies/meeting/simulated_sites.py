@@ -62,8 +62,10 @@ class SimulatedSites(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send each message for a simulated site to a SuperNode, and return the new message ids.
 
-        A copy is sent, with a record of the site's number and the number of sites. With n
-        SuperNodes, sorted by id, site k belongs to SuperNode k modulo n. Both count from 0.
+        The destination of a message is the node id of a simulated site. A copy is sent, with a
+        record of the site's number and the number of sites. Sites and SuperNodes count from 0, and
+        SuperNodes are sorted by id. With n SuperNodes, site k belongs to SuperNode k modulo n. Any
+        SuperNode can answer for any site, because the site's state is in files under its name.
         """
         supernodes = sorted(self._grid.get_node_ids())
         sent = []
@@ -76,7 +78,6 @@ class SimulatedSites(Grid):
             sent.append(
                 Message(
                     content,
-                    # Any of them can answer, because a site's state is in files under its name
                     supernodes[partition % len(supernodes)],
                     metadata.message_type,
                     ttl=metadata.ttl,
@@ -104,11 +105,12 @@ def is_simulation(grid: Grid) -> bool:
 def with_all_sites(grid: Grid, settings: CommonSettings) -> Grid:
     """Return a grid with one node per silo, if ``grid`` is the grid of Flower's simulation.
 
-    A silo is the part of the data that one simulated site holds. Any other grid is returned
-    unchanged. The same happens if only the sites know the silos' names.
+    A silo is the part of the data that one simulated site holds. All silos then run, whatever the
+    number of SuperNodes. In two cases ``grid`` is returned unchanged: it is of another kind, or
+    only the sites know the names of the silos.
 
     Raises:
-        DataError: the data set's files are missing.
+        DataError: the data set's files, which give the number of silos, are missing.
     """
     if not is_simulation(grid):
         return grid

@@ -34,19 +34,25 @@ class Surveyed:
 def survey_sites(
     grid: Grid, settings: CommonSettings, silos: int | None = None, registry: Registry | None = None
 ) -> Surveyed:
-    """Ask the connected nodes to describe their data, and return usable answers by site.
+    """Ask the connected nodes to describe their data, and return the usable answers by site.
 
-    Only sites in 'server.sites' count, if set.
+    If 'server.sites' names sites, the answers of other sites are left out. With a registry, the
+    nodes of other sites are not even asked.
 
     Args:
-        grid: connects to the nodes.
+        grid: connects the server with the nodes.
         settings: the run's settings.
-        silos: the most nodes, or None.
-        registry: the node of each registered site, if any.
+        silos: the largest possible number of nodes. None means any number.
+        registry: the node of each registered site name. None lets any node take any name.
+
+    Returns:
+        The answers by site, and one line for each unusable answer.
 
     Raises:
-        SiteError: too few or many nodes, or no answer.
-        SettingError: 'server.sites' is invalid.
+        SiteError: too few or too many nodes are connected, or no answer is usable. In the last case
+            the text gives the reasons.
+        SettingError: 'server.sites' has an invalid name, a name twice, or a name that the registry
+            lacks.
     """
     terms = Terms(registry, sites=split_sites(settings.sites))
     nodes = wait_for_nodes(grid, settings, silos, terms)
@@ -81,10 +87,17 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
 def _answers_by_site(
     received: Sequence[NodeAnswer[Survey]], registry: Registry | None, refused: list[str]
 ) -> dict[str, Survey]:
-    """Return the usable answers by site, sorted, and add the reasons against others to ``refused``.
+    """Return the usable answers by site, sorted, and add the reasons against all others to a list.
 
-    With a registry, real nodes may answer only for the site under whose name they are registered.
-    If several nodes claim the same site, none of their answers is used.
+    With a registry, a node may answer only for the site under whose name it is registered. If all
+    answers are from simulated sites, the registry is ignored, because they have no keys to
+    register. If several nodes that pass this check claim the same name, none of their answers is
+    used.
+
+    Args:
+        received: the readable answers with their nodes.
+        registry: the node of each registered site name. None lets any node take any name.
+        refused: the list of reasons, to which this function appends.
     """
     if all(answer.content.about.simulated for answer in received):
         registry = None  # simulated sites have no keys

@@ -77,9 +77,14 @@ class Terms:
     def fault(self, node: int, facts: SiteFacts, simulated: bool = False) -> str | None:
         """Explain in one line why the node cannot take part, or return None if it can.
 
-        The registry, the agreed numbers of samples and the method's condition are checked in this
-        order. Conditions that are None are skipped. The registry is also skipped if all sites are
-        ``simulated``, because these have no keys.
+        ``registry``, ``weights`` and ``unfit`` are checked in this order. ``unfit`` is the
+        condition of the run's federated-learning method. A field that is None is skipped.
+
+        Args:
+            node: the node's id.
+            facts: the site's description of itself and its data.
+            simulated: whether all sites of the run are simulated. The registry is then skipped,
+                because simulated sites have no keys to register.
         """
         fault = None
         if self.registry and not simulated:

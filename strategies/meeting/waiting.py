@@ -16,12 +16,20 @@ def wait_for_nodes(
 ) -> list[int]:
     """Wait up to 60 seconds until enough nodes are connected, and return their ids, sorted.
 
-    Enough are 'run.min-sites' nodes. If that is 0, one per site in 'server.sites' is needed, and at
-    least one. ``silos`` is the largest number allowed, and None allows any. Only nodes that
-    ``terms`` chooses count.
+    Enough are 'run.min-sites' nodes. If that is 0, each site in 'server.sites' needs a node, and at
+    least one node must be connected. With a registry and named sites, only the nodes of these sites
+    count. Once enough are connected, the function does not wait for more.
+
+    Args:
+        grid: connects the server with the nodes.
+        settings: the run's settings.
+        silos: the largest number of counted nodes. None means any number.
+        terms: the run's sites and the registry. None if the run takes all nodes.
 
     Raises:
-        SiteError: too few or too many nodes.
+        SiteError: too few nodes are connected after 60 seconds, or more than ``silos`` are
+            connected.
+        SettingError: the run names a site that is not in the registry.
     """
     terms = terms or Terms()
     terms.refuse_unregistered()

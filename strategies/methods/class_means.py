@@ -110,8 +110,11 @@ class ClassMeans(Local):
     def describe_smallest_mean(self) -> str:
         """Describe the class mean over the fewest training samples, as the end of a sentence.
 
-        An example is "of as few as 10 (site a, class 2)". Among equals, the first site by name is
-        described, with its lowest class. At least one site must send a mean.
+        The text has the number of samples, the site and the class, as in "of as few as 10 (site a,
+        class 2)". For one sample it says that the mean is that of a single sample. If several means
+        have the fewest samples, the first site by name is described, with its lowest class number.
+
+        At least one site must send a mean.
         """
         means = []
         for site in self.participants.sites():
@@ -147,8 +150,10 @@ class FedProto(ClassMeans):
         """Return one or two sentences for ``privacy.json`` on the prototypes that sites send.
 
         A prototype is the mean embedding of a class. The first sentence names the prototype over
-        the fewest samples. For the network "logistic", a second one warns that prototypes are exact
-        means of a table's rows. At least one site must send a prototype.
+        the fewest samples. The second appears only for the network "logistic". It warns that such a
+        prototype is the exact mean of a table's rows.
+
+        At least one site must send a prototype.
         """
         sentences = [
             f"each round: for each class that {self.sample_condition()}, the mean "
@@ -168,9 +173,11 @@ class FedProto(ClassMeans):
     def round(self, state: State, ask: Ask) -> State:
         """Let sites train near the global prototypes, and average the prototypes that they return.
 
-        A prototype is the mean embedding of a class. A site returns its own for ``sent_classes``.
-        Without such classes, and in round 1, it receives none. The average is weighted by samples
-        of the class. A class that no site sent keeps its global prototype.
+        A prototype is the mean embedding of a class. A site receives all global prototypes, and
+        returns its own for ``sent_classes``. A site without such classes receives none, and neither
+        does any site in round 1. The first message may also hold initial weights (``start``).
+        ``merge_prototypes`` averages the replies, weighted by samples of the class. A class that no
+        site sent keeps its global prototype.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}
@@ -189,9 +196,10 @@ class FedProto(ClassMeans):
     def merge_prototypes(self, replies: Replies, arrays: dict[str, NDArray]) -> None:
         """Replace the global prototypes in ``arrays`` by weighted means of the sites' prototypes.
 
-        ``arrays`` is changed in place, under the names ``prototype/<class>``, float32. A site's
-        weight is its number of training samples of the class. A class without replies keeps its
-        global prototype.
+        ``arrays`` is changed in place, under the names ``prototype/<class>``. In the mean, a site's
+        weight is its number of training samples of the class (``_prototype_weight``). The mean is
+        computed in float64 and stored as float32. If no reply has a prototype of a class, its
+        global prototype stays.
         """
         for label in range(self.shape.outputs):
             name = f"{PROTOTYPE}{label}"
@@ -224,13 +232,14 @@ class FedProto(ClassMeans):
     def _prototype_weight(self, site: str, label: int) -> float:
         """Return the weight of a site's prototype, its number of training samples of the class.
 
-        It is 0 if the site does not send the class. If 'run.site-weights' has an agreed number for
-        the site, the weight is multiplied by agreed / reported samples.
+        The weight is 0 if the site does not send the class. If the file 'run.site-weights' has an
+        agreed number of samples for the site, the weight is multiplied by agreed / reported
+        samples, and may be fractional. Reporting more samples thus does not raise a site's total
+        weight.
         """
         count, agreed = self.sent_classes(site).get(label, 0), self.participants.agreed_samples()
         if site not in agreed:
             return count
-        # So a site does not gain weight by reporting more samples
         return count * agreed[site] / self.participants.facts[site].sizes["train"]
 
     @property
@@ -257,9 +266,10 @@ class FedDistill(ClassMeans):
     def means_that_leave(self) -> list[str]:
         """Describe in one sentence the mean logits that sites send, and the sites that get them.
 
-        The sentence names the condition for sending a class, and the mean over the fewest samples.
-        With two sites, the other site gets the logits unchanged. With more, each gets a mean over
-        the others. At least one site must send a mean.
+        The sentence has the condition for sending a class (``sample_condition``) and the mean over
+        the fewest samples. With one site, nobody receives logits. With two, the other site receives
+        them unchanged. With more, each site receives a mean over the other sites. At least one site
+        must send a mean.
         """
         recipients = {1: "nobody gets them", 2: "the other site gets them unchanged"}
         means = (
@@ -272,9 +282,11 @@ class FedDistill(ClassMeans):
     def round(self, state: State, ask: Ask) -> State:
         """Let sites train on the other sites' mean logits, and store the logits that they return.
 
-        For each class that it sends, a site receives the unweighted mean of the other sites' newest
-        logits. In round 1 it receives none. The logits of a site that did not reply stay in the
-        state, and still count.
+        For each class in ``sent_classes``, a site receives the unweighted mean of the other sites'
+        newest logits. In round 1 it receives none. After training it returns its own mean logits of
+        these classes, which replace those in the state. The logits of a site that did not reply
+        stay in the state, and still count. The first message to a site may hold initial weights
+        (``start``).
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}
@@ -289,10 +301,11 @@ class FedDistill(ClassMeans):
         return replace(state, arrays=arrays)
 
     def _logits_for(self, site: str, state: State) -> Arrays:
-        """Return the mean logits to send to ``site``, as float32 ``logits/<class>`` (classes,).
+        """Return the mean logits to send to ``site``, one array for each class that it also sends.
 
-        It gets the classes that it sends itself. A mean is unweighted, over the other sites' newest
-        logits. A class that no other site has sent is left out.
+        An array is named ``logits/<class>``, and is float32 with the shape (classes,). It is the
+        unweighted mean over all other sites whose logits of this class are in the state, from any
+        earlier round. A class that no other site has sent is left out.
         """
         mean_logits = {}
         # The site's own logits are left out: they would only pull it towards its own answers

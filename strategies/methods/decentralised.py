@@ -93,9 +93,11 @@ class Decentralised(Method):
     def round(self, state: Any, ask: Ask) -> Any:
         """Let each silo mix its own model with its neighbours' models, and train the mixture.
 
-        The server sends the neighbours' models and the weights for mixing. The new state has the
-        trained models and their unweighted mean. A silo without a usable reply keeps its earlier
-        model and does not count in the mean.
+        The server sends each asked silo its neighbours' models and its weights for mixing them. The
+        silo mixes, trains and returns the result. The new state has the trained models, and their
+        unweighted mean, Theta. A silo without a usable reply keeps its earlier model and does not
+        count in the mean. Theta is also sent to silos that start from it or measure it
+        (``theta_for``).
         """
         send: dict[str, Arrays] = {}
         notes: dict[str, MixingNotes] = {}
@@ -182,9 +184,9 @@ class Decentralised(Method):
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return the content of topology.json: the topology, its mixing weights, and cycle times.
 
-        A cycle time is the duration of a round in seconds, for this and other topologies. It is
-        missing if this process has not timed every silo, as after resuming a finished run.
-        ``values`` is not used.
+        A cycle time is the duration of a round in seconds. It is computed for the run's topology,
+        and for others such as a ring, from the silos' mean training seconds. It is missing if this
+        process has not timed every silo, as after resuming a finished run. ``values`` is not used.
         """
         times: dict[str, float] | None = None
         visits: Mapping[str, float] | None = None

@@ -65,11 +65,16 @@ class DisTrans(FedAvg):
         )
 
     def initial_state(self) -> State:
-        """Return the initial weights of DisTrans's network, and the offsets by which images shift.
+        """Return the initial weights of DisTrans's network, and the initial offsets.
 
-        The network is FedAvg's with two channels, and offsets are random from the seed. With
-        'offset-aggregation' "mean", all sites have one offset. With "embedding", a network computes
-        one per site from its class shares. With "none", the state has no offset.
+        The network sees each image twice, shifted towards an offset and away from it. It is built
+        from FedAvg's initial network (``double_channels``). The setting 'offset-aggregation'
+        decides about the offsets:
+
+        - "mean": one offset for all sites.
+        - "embedding": one per site. An embedding network computes it from the share of each class
+          in the site's samples.
+        - "none": no offset in the state.
         """
         single, shape = starting_network(self.common, self.shape), self.shape
         network = double_channels(single, self.common, shape.input_shape)
@@ -85,10 +90,14 @@ class DisTrans(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Let each asked site train the network and its offset, and combine the replies.
 
-        An offset is an array as large as an image, by which images are shifted. Networks are
-        averaged. With 'offset-aggregation' "mean", offsets are averaged too. With "embedding", an
-        embedding network learns from them and computes new ones. With "none", they stay at the
-        sites.
+        An offset is an array as large as an image, by which images are shifted. The networks are
+        averaged by 'server.aggregation'. The setting 'offset-aggregation' decides about the
+        offsets:
+
+        - "mean": the offsets are averaged like the networks, into one for all sites.
+        - "embedding": an embedding network learns from each returned offset in turn
+          (``_fit_embedding``). It then computes new offsets for all sites.
+        - "none": sites keep their offsets and return only networks.
         """
         trained = ask(TRAIN, {site: self.model_for(site, state) for site in ask.sites})
         arrays = self.average(trained, _network(state.arrays))
@@ -111,8 +120,10 @@ class DisTrans(FedAvg):
     def _fit_embedding(self, state: State, replies: Mapping[str, Reply]) -> OffsetEmbedding:
         """Return the embedding network after one step of SGD towards each returned offset.
 
-        The network computes a site's offset from its class shares. The steps follow the order of
-        site names, start from the weights in ``state``, and minimise the mean squared difference.
+        This network computes a site's offset from the share of each class in its samples. The loss
+        is the mean squared difference, and the learning rate is ``EMBEDDING_LEARNING_RATE``. The
+        steps follow the order of site names, in float64. They start from the weights in ``state``,
+        which do not change.
         """
         some_offset = state.arrays[f"{OFFSETS}{self.participants.sites()[0]}"]
         classes = self.shape.outputs

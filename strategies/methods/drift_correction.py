@@ -49,11 +49,22 @@ class SCAFFOLD(FedAvg):
         return State(model | controls)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let sites train with control variates, and update model x and server variate c.
+        """Let sites train with control variates, and update the model x and the server's variate c.
 
-        A site returns x plus its update per step, c plus its variate's change, and 1 / steps. x
-        moves by 'server-learning-rate' * update / mean(1 / steps). c moves by change * the replying
-        sites' share of samples. Impossible steps are a fault.
+        Each asked site receives x and c. Site i takes K_i steps from x to y_i, and returns:
+
+        - x + (y_i - x) / K_i, the weights after the mean update of a step,
+        - c plus the change of the site's own control variate,
+        - the metric 1 / K_i.
+
+        'server.aggregation' combines the arrays over sites. The mean of 1 / K_i is weighted by
+        samples, and is at least 2^-16. Then these are updated:
+
+        - x moves by 'server-learning-rate' times the combined update, divided by the mean of 1 /
+          K_i.
+        - Running statistics of batch norm become the combined ones.
+        - c moves by ``share`` times the combined change. ``share`` is the replying sites' share of
+          all training samples.
         """
         model, controls = self.model(state), arrays_below(CONTROL, state.arrays)
         send = dict.fromkeys(ask.sites, state.arrays)
@@ -110,9 +121,15 @@ class FedDyn(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Average like FedAvg, then correct the mean by the server's drift term h.
 
-        h becomes h - alpha * share * (mean - model), from 0 before round 1. The new model is mean -
-        h / alpha. Alpha is 'regularisation-alpha', and ``share`` is the replying sites' share of
-        all training samples. Running statistics of batch norm are only averaged.
+        Each asked site receives the model and returns trained weights. 'server.aggregation'
+        combines them into the mean. With alpha, the setting 'regularisation-alpha', two updates
+        follow:
+
+        - h becomes h - alpha * share * (mean - model), from 0 before round 1.
+        - The new model is mean - h / alpha.
+
+        ``share`` is the replying sites' share of all training samples. h stays in the state and is
+        never sent. Running statistics of batch norm become the mean.
         """
         model, alpha = self.model(state), self.settings.regularisation_alpha
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
@@ -139,9 +156,10 @@ class FedNova(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Move the model by the sites' mean update of one step, times their mean number of steps.
 
-        Each asked site divides its update by its number of steps, and reports this number. A reply
-        with an impossible number is unusable. The mean number is weighted by samples. Running
-        statistics of batch norm are only averaged.
+        Each asked site divides its update by its number of steps, and returns the received weights
+        plus the result. It also returns its number of steps as a metric. 'server.aggregation'
+        combines the arrays. The mean number of steps is weighted by samples. Running statistics of
+        batch norm become their mean.
         """
         model = state.arrays
         trained = ask(
@@ -169,9 +187,15 @@ class FedNova(FedAvg):
 def most_steps(common: CommonSettings, samples: int) -> int:
     """Return the largest number of optimiser steps that a site can take in a round.
 
-    It is 'train.pace' if 'train.epoch-steps' is set, and otherwise 'train.local-steps' if set.
-    Without both it is 'train.local-epochs' times the batches of its training ``samples``, of which
-    the last may be small.
+    - If 'train.epoch-steps' is above 0, an epoch spans rounds, and each round has 'train.pace'
+      steps.
+    - Otherwise, if 'train.local-steps' is above 0, it is the number.
+    - Otherwise the number is 'train.local-epochs' times the batches per epoch. The last batch may
+      be small.
+
+    Args:
+        common: the run's settings.
+        samples: the number of training samples at the site.
     """
     if common.epoch_steps and common.pace:
         return common.pace

@@ -101,9 +101,11 @@ class FedAlignCL(FedAvg):
     def round(self, state: FedAlignCLState, ask: Ask) -> FedAlignCLState:
         """Let sites train, average their noisy weights, and collect data for the next round.
 
-        Each asked site gets the weights, and the other sites' embeddings and discriminators, if
-        any. All replies have the same weight in the average. The new state has only this round's
-        embeddings and discriminators, and the shares of forgotten samples.
+        Each asked site gets the weights. It also gets the other sites' embeddings and
+        discriminators, if the state has any. In the average all replies have the same weight. If
+        the next round aligns embeddings, each reply has the site's embeddings and, with
+        'align-target' "others", its discriminator. The new state has only these embeddings and
+        discriminators. ``_forgotten_shares`` adds the shares of forgotten samples.
         """
         weights = self.model(state)
         send: dict[str, Arrays] = {}
@@ -127,10 +129,14 @@ class FedAlignCL(FedAvg):
     def _forgotten_shares(
         self, state: FedAlignCLState, replies: Replies
     ) -> Mapping[str, Mapping[str, float]]:
-        """Return the shares of forgotten samples, by epoch (as a string) and site, from 0 to 1.
+        """Return the stored shares of forgotten samples, with those in this round's replies added.
 
-        A forgotten sample is classified correctly by the site's trained model, but not by the
-        averaged model. New shares replace earlier ones of the same epoch.
+        A sample is forgotten if the site's own trained model classified it correctly, but the
+        averaged model does not. If a site has already reported a share in this epoch, the new share
+        replaces it. If no site has reported one in this epoch, the epoch has no entry.
+
+        Returns:
+            For each epoch, as a string, the share by site, from 0 to 1.
         """
         epoch = str(epoch_of(state.round + 1, self.common))
         shares = dict(state.forgotten.get(epoch, {}))
@@ -157,8 +163,9 @@ class FedAlignCL(FedAvg):
     def _embedding_count(self, site: str, state: State) -> int:
         """Return the number of embeddings that ``site`` must return in the round after ``state``.
 
-        It is 'shared-embeddings', or the site's training samples if these are fewer. It is 0 if the
-        following round does not align embeddings or is not run.
+        The round after that one uses them. The number is therefore 0 if that round does not align
+        embeddings, or comes after the run's last round. Otherwise it is 'shared-embeddings', or the
+        number of the site's training samples if that is smaller.
         """
         asks = state.round + 2  # embeddings that arrive in a round are used in the next one
         if asks > self.common.rounds or not self.settings.aligns(epoch_of(asks, self.common)):
@@ -168,8 +175,9 @@ class FedAlignCL(FedAvg):
     def _embedding_specs(self, count: int) -> dict[str, ArraySpec]:
         """Return the type and shape of each array that a site sends in addition to the weights.
 
-        ``embeddings`` is float32 (``count``, embedding length). With 'align-target' "others", the
-        discriminator's weights follow. If ``count`` is 0, the mapping is empty.
+        The array ``embeddings`` is float32 with the shape (``count``, channels), where channels is
+        the length of an embedding. With 'align-target' "others", the discriminator's weights follow
+        as ``discriminator/<name>``. If ``count`` is 0, the mapping is empty.
         """
         if not count:
             return {}

@@ -72,9 +72,8 @@ class FedAvg(Method):
     def disclosures(self) -> Disclosures:
         """Describe the data that a site sends, as sentences for ``privacy.json``.
 
-        The first sentence says that all weights and batch-norm statistics leave the site. With
-        secure aggregation they are clipped and masked, and a second sentence describes the keys for
-        masks.
+        The first sentence lists all weights. With secure aggregation it adds that they are clipped
+        and masked. A second sentence then lists the keys and shares of keys that masking needs.
         """
         what = "all weights and batch-norm statistics of the network, each round"
         if self.common.secure_aggregation == "none":

@@ -53,9 +53,13 @@ class FedCross(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Let each asked site train a model drawn for it, then mix each model with another one.
 
-        Each model becomes alpha * model + (1 - alpha) * other, where alpha is 'cross-alpha'.
-        'collaborator' chooses the other by similarity or in turn. A model without a usable reply is
-        mixed untrained. The state gets the mixed models and their mean.
+        There are as many models as sites, and a draw from the seed and the round gives each site
+        one. A model whose site is not asked, or gives no usable reply, is mixed without training.
+
+        Each model becomes alpha * model + (1 - alpha) * collaborator, where alpha is 'cross-alpha'.
+        The setting 'collaborator' chooses this other model: the one with the least similar weights,
+        the one with the most similar weights, or each one in turn from round to round. The new
+        state has the mixed models and their mean.
         """
         # Drawn over all sites, also those that are not asked, so that each model has one site
         models, sites = self._models(state), self.participants.sites()

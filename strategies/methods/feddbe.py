@@ -40,8 +40,10 @@ class FedDBE(FedAvg):
         """Send the network and the mean feature to each asked site, and average the replies.
 
         A mean feature is the encoder's output, averaged over training samples. While the server's
-        is all zeros, as in round 1, the average of the sites' own replaces it. Afterwards it stays
-        unchanged. Networks are averaged in every round, by 'server.aggregation'.
+        mean feature is all zeros, as in round 1, each site returns its own. Their average becomes
+        the server's mean feature, which stays unchanged afterwards. The networks are averaged in
+        every round. 'server.aggregation' is the rule, usually the mean weighted by samples. A site
+        without a usable reply does not count.
         """
         send = dict.fromkeys(ask.sites, state.arrays)
         # Without the mean, which is no update of weights: its length must not count as one

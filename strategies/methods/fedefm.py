@@ -71,9 +71,16 @@ class FedEFM(Decentralised):
     def round(self, state: FedEFMState, ask: Ask) -> FedEFMState:
         """Let neighbours train each silo's model, and let the silo distil the results.
 
-        In round 1 each silo only trains its own model. Later, its in-neighbours in the topology
-        train copies, from which the silo learns. Without a usable reply it keeps its earlier model.
-        If 'fedefm.visit' is "average", silos train mixtures of models instead.
+        In round 1 each silo trains only its own model. Each later round has two phases:
+
+        - ``overseas``: each silo's model goes to the silo's in-neighbours in the topology, which
+          train it on their data and return it.
+        - ``distil``: each silo receives these trained copies, learns from them, and returns its new
+          model.
+
+        A copy that is not returned in ``overseas`` is missing in ``distil``. A silo without a
+        usable reply in ``distil`` keeps its earlier model. If 'fedefm.visit' is "average", each
+        silo instead mixes its model with its neighbours' models and trains the mixture.
         """
         if self.settings.visit == "average":
             return cast(FedEFMState, super().round(state, ask))
@@ -105,10 +112,13 @@ class FedEFM(Decentralised):
         return super().theta_for(site, state, ask)
 
     def _visitors_of(self, host: str, state: State) -> dict[str, NDArray]:
-        """Return the models that ``host`` trains for other silos, as ``visitor/<owner>/<array>``.
+        """Return the models that visit ``host`` in the next round, to train on the host's data.
 
-        A model visits each silo with an arc to its owner in the topology. A silo without a model is
-        left out.
+        A silo's model visits the silo's in-neighbours, the silos with an arc to it in the topology.
+        A silo that has no model yet is left out.
+
+        Returns:
+            The models' arrays, named ``visitor/<owner>/<array>``.
         """
         models: dict[str, NDArray] = {}
         # The arc host -> owner says that the owner gets the host's knowledge, so the owner's model
@@ -121,8 +131,10 @@ class FedEFM(Decentralised):
     def _next_state(self, state: FedEFMState, replies: Replies) -> FedEFMState:
         """Return the state with the silos' new models, their mean, and this round's closeness.
 
-        Closeness, from -1 to 1, compares a silo's model with the copy trained at another silo, the
-        host. It is stored by round and "owner<-host".
+        Each silo's model, the owner's, was also trained by other silos, the hosts. Closeness, from
+        -1 to 1, compares the feature maps of the owner's model with those of a host's copy. The
+        owner's reply states it for each host. The state stores it in ``closeness`` by round and
+        "owner<-host". A host that the reply does not name is left out.
         """
         edges = {}
         for owner, reply in replies.items():
@@ -165,9 +177,10 @@ class FedEFM(Decentralised):
     ) -> dict[str, Any]:
         """Return the content of ``topology.json`` and ``closeness.json`` by file name.
 
-        ``topology.json`` has the graph of silos and the times of its rounds. ``closeness.json``
-        maps "owner<-host" and the round to a value from -1 to 1. It compares the owner's model with
-        the copy that the host trained. With 'fedefm.visit' "average" this file is left out.
+        ``topology.json`` has the graph of silos and the times of its rounds. ``closeness.json`` has
+        "owner<-host" -> round -> closeness, a value from -1 to 1. Closeness compares the owner's
+        model with the copy that the host trained. Without rounds in ``state.closeness`` the file is
+        left out. If these rounds have no values, its mapping is empty.
         """
         documents = super().documents(state, values)
         if state.closeness:

@@ -97,9 +97,11 @@ class FedEvPrompt(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Let sites train on other sites' attention maps, average prompts, and store the new maps.
 
-        A site receives the averaged arrays and the other sites' maps of the previous round. It
-        returns its trained arrays and its own maps. A reply is unusable if a map has negative
-        values or does not sum to 1.
+        A site receives the averaged arrays, which 'shared-prompts' selects, and the other sites'
+        maps of the previous round. It returns both its trained arrays and its own maps.
+        'server.aggregation' averages the arrays, usually weighted by samples. The new state has the
+        maps of this round only. A reply is unusable if a map has negative values or does not sum to
+        1.
         """
         shared = _averaged_arrays(state)
         send: dict[str, Arrays] = {}
@@ -124,8 +126,9 @@ class FedEvPrompt(Method):
     def _map_specs(self, site: str) -> dict[str, ArraySpec]:
         """Return the specs of the attention maps that ``site`` sends, by name ``maps/<class>``.
 
-        Each is float32 (maps, cells), with at most 'buffer-maps' maps and one cell per image patch.
-        Without distillation, the mapping is empty.
+        A class with n training samples has a float32 array (maps, cells). It has min(n,
+        'buffer-maps') maps, and one cell for each patch of an image. A class without samples has no
+        array. If 'distillation-weight' is 0, maps are not used, and the mapping is empty.
         """
         if not self.settings.distillation_weight:
             return {}
@@ -140,9 +143,14 @@ class FedEvPrompt(Method):
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return the content of ``buffer.json`` by file name: the attention maps of the last round.
 
-        It has the "grid" of image patches (rows, columns), the names of the "classes", and the maps
-        of "sites" by class number. A map is a list of values. Without maps the result is empty.
-        ``values`` is not used.
+        The content has three keys:
+
+        - "grid": the number of rows and of columns of image patches.
+        - "classes": the names of the classes.
+        - "sites": site -> class number as a string -> list of maps.
+
+        A map is a list of values, rounded to 7 decimal places. If the state has no maps, the result
+        is empty. ``values`` is not used.
         """
         sites: dict[str, dict[str, Any]] = {}
         for site, maps in by_site(arrays_below(BUFFER, state.arrays)).items():
@@ -171,7 +179,8 @@ def _fault_of_maps(reply: Reply) -> str | None:
     """Describe the first fault in the attention maps of a reply, or return None if all are valid.
 
     A map is one row of an array ``maps/<class>``. Its values must be finite and not negative, and
-    must sum to 1 within 0.001.
+    must sum to 1 within 0.001. The description begins with the name of the array. Other arrays are
+    not checked, and a reply without maps is valid.
     """
     for name, array in reply.arrays.items():
         if not name.startswith(MAPS):

@@ -57,9 +57,11 @@ class FedPAC(FedProto):
     def round(self, state: State, ask: Ask) -> State:
         """Let sites train, then average the shared arrays and mix a classifier for each site.
 
-        Each asked site trains the shared arrays and its classifier. It also sends statistics of
-        each class with enough samples, and receives the mean embeddings of classes. The statistics
-        decide the mix. A site that did not reply keeps its classifier.
+        Each asked site receives the shared arrays and its mixed classifier, and returns them
+        trained. A site with enough training samples of a class also sends statistics of the class,
+        and receives the global prototypes, the mean embeddings of classes. The server averages
+        shared arrays and prototypes over the replies. The class statistics decide how it mixes the
+        classifiers. A site that did not reply keeps its classifier, which enters no mix.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, dict[str, NDArray | ArraySpec]] = {}
@@ -83,11 +85,12 @@ class FedPAC(FedProto):
     def specs(self, site: str) -> dict[str, ArraySpec]:
         """Return the type and shape of each class statistic that ``site`` sends, by its name.
 
-        Each class with enough training samples has two arrays, for embeddings of length d:
+        Each class with enough training samples has two arrays, where d is the length of an
+        embedding:
 
-        - ``prototype/<class>`` (d,): the mean embedding by the trained network.
-        - ``received/<class>`` (d + 1,): the mean embedding by the received network, and the mean
-          squared length.
+        - ``prototype/<class>`` (d,): the mean embedding by the network that the site has trained.
+        - ``received/<class>`` (d + 1,): the mean embedding by the network as received, then the
+          mean squared length of these embeddings.
         """
         specs = super().specs(site)
         for label in self.sent_classes(site):
@@ -97,9 +100,9 @@ class FedPAC(FedProto):
     def disclosures(self) -> Disclosures:
         """Describe the data that a site sends: weights, class means, and statistics of embeddings.
 
-        A class mean is the mean embedding of a class by the trained network. The statistics are by
-        the received network. If no class of any site has enough samples, one sentence says that no
-        class means are sent.
+        A class mean is the mean embedding of a class by the trained network. The statistics are the
+        mean embedding and the mean squared length of an embedding by the received network. If no
+        class of any site has enough samples, one sentence says that no class means are sent.
         """
         weights = Disclosures(
             "all weights and batch-norm statistics of the network, each round; "
@@ -127,10 +130,17 @@ class FedPAC(FedProto):
         return shared
 
     def _mix_heads(self, replies: Replies) -> dict[str, NDArray]:
-        """Mix a classifier for each site that replied, as ``head/<site>/<array>``.
+        """Mix a classifier for each site that replied, from the classifiers of these sites.
 
-        The weights of a mix favour sites with similar class statistics (``mixing_weights``). A site
-        without statistics keeps the classifier that it trained, which enters no mix.
+        Each site has its own weights in its mix, which a quadratic program finds
+        (``mixing_weights``). They favour sites with similar class statistics. A site that sends no
+        statistics keeps the classifier that it trained, which enters no mix.
+
+        Args:
+            replies: the replies to the training, with classifiers and class statistics.
+
+        Returns:
+            The classifiers, ``head/<site>/<array>``. Mixed ones are float32.
         """
         arrays: dict[str, NDArray] = {}
         # Without statistics nothing says whose classifiers would help a site, or whom its own
@@ -156,8 +166,13 @@ class FedPAC(FedProto):
     def _statistics(self, site: str, reply: Reply) -> tuple[NDArray, float]:
         """Return a site's class features and their variance, which give the mixing weights.
 
-        A feature is the class's share of the site's samples, times its mean embedding. All features
-        are joined into (classes * embedding length,). A class that is not sent counts as zeros.
+        The feature of a class is its share of the site's training samples, times its mean embedding
+        by the received network. The variance is that of the embeddings, divided by the number of
+        samples (``variance_of``). A class whose statistics the site does not send counts as zeros.
+
+        Returns:
+            The features of all classes, joined into (classes * embedding length,), and the
+            variance.
         """
         classes, samples = self.shape.outputs, self.participants.facts[site].sizes["train"]
         means, squares = np.zeros((classes, self.size)), np.zeros(classes)

@@ -40,8 +40,10 @@ class FedPer(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Send the shared arrays to each asked site, and average the shared arrays that return.
 
-        A site trains them together with personal arrays, which never leave it. The first message
-        may also hold initial weights. 'server.aggregation' is the rule of the average.
+        A site trains the shared arrays together with personal arrays, which never leave it. The
+        first message to a site also holds initial weights if 'train.initial-weights' names a file.
+        'server.aggregation' is the rule of the average, usually the mean weighted by samples. A
+        site without a usable reply does not count.
         """
         before = dict.fromkeys(ask.sites, state.arrays)
         trained = ask(TRAIN, self._with_starts(state, ask), reference=before)

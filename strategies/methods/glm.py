@@ -127,12 +127,22 @@ class GLM(Method):
     def round(self, state: GLMState, ask: Ask) -> GLMState:
         """Ask all sites for sums over their patients, and take the step that the sums allow.
 
-        The first rounds standardise the columns and find first coefficients. Later rounds take
-        steps of Newton's method until these converge. With 'glm.heterogeneity', each site then fits
-        its own patients.
+        The state decides which step comes next:
+
+        - While ``beta``, the coefficients, is empty: ask for the columns' moments. They give a
+          better centre and deviation for each column or, once the columns are standardised, the
+          first coefficients.
+        - Until the coefficients have converged: ask for the gradient and the Hessian at ``beta``,
+          for a step of Newton's method. At convergence the state keeps the last ``sums``.
+        - After convergence, only with 'glm.heterogeneity' at trust 'server': ask each site for a
+          fit to its own patients.
+
+        If a site's numbers were too large to send, no sums are used. The next round then asks again
+        with a larger divisor, ``scale``.
 
         Raises:
-            FitError: there are no coefficients, no convergence, or a site could not answer.
+            FitError: the patients' data determine no coefficients, a site could not answer, the
+                sums are too large to send, or the steps have not converged in the last round.
         """
         after = self._advance(state, ask)
         if not after.sums and state.round + 1 >= self.common.rounds:
@@ -155,10 +165,16 @@ class GLM(Method):
         return replace(after, ended=bool(after.sums) and not asks_own_fits)
 
     def _ask_vector(self, state: GLMState, ask: Ask) -> Floats | None:
-        """Return the total of all sites' sums over their patients, as a float64 vector.
+        """Ask all sites for sums over their patients, and add them up over the sites.
 
-        Without coefficients, these are sums for columns' moments. Afterwards they are the gradient
-        and the Hessian. None means that a site clipped its numbers.
+        While there are no coefficients (``beta``), these are the sums for each column's moments.
+        Afterwards they are the gradient and the Hessian of the log-likelihood at ``beta``. The
+        coefficients travel as two float32 arrays that add up to float64's accuracy. The sites
+        return their sums in three float32 parts.
+
+        Returns:
+            The total as a float64 vector. None if a site had to clip its numbers, because the total
+            is then wrong.
 
         Raises:
             FitError: a site could not answer.
@@ -200,8 +216,9 @@ class GLM(Method):
     def _ask_own_fits(self, state: GLMState, ask: Ask) -> dict[str, list[list[float]]]:
         """Ask each site for a fit to its own patients: site -> [coefficients, variances].
 
-        The fit is for standardised columns. Both lists are empty if the site's fit is not usable. A
-        site without a usable reply is left out.
+        The server sends each asked site a centre and a deviation per column, and the fit is for
+        columns standardised with them. Both lists are empty if the site reports no usable fit, or
+        if a variance is not above 0. A site without a usable reply is left out.
         """
         spec = ArraySpec((len(self.names),))
         expect = {ESTIMATES: spec, VARIANCES: spec, USABLE: ArraySpec((1,))}
@@ -286,8 +303,9 @@ class GLM(Method):
     def _survival_facts(self) -> dict[str, str]:
         """Return the entries of ``fit.json`` that only a Cox model has.
 
-        These are the column of survival times, the setting 'glm.ties', and the strata, which are
-        the hospitals. For other families the mapping is empty.
+        "time" is the name of the column with the survival times ('glm.time', or "time" if the
+        setting is empty). "ties" is the setting 'glm.ties'. "strata" is always "hospitals", because
+        each hospital has its own baseline hazard. The mapping is empty if the family is not "cox".
         """
         if self.settings.family != "cox":
             return {}
@@ -300,9 +318,10 @@ class GLM(Method):
     def disclosures(self) -> Disclosures:
         """Describe the data that a site sends in a regression, in one or two sentences.
 
-        The first sentence lists the sums over the site's patients, and says who learns their total.
-        At trust 'server' with 'glm.heterogeneity', a second sentence lists the fit to the site's
-        own patients.
+        The first sentence lists the sums over the site's patients, sent in each round. With secure
+        aggregation it adds that the server learns only their total. At trust 'sums' it adds that
+        each site learns the total too. At trust 'server' with 'glm.heterogeneity', a second
+        sentence lists the fit to the site's own patients.
         """
         sums = (
             "each round: the sums over all its patients of the log-likelihood's gradient and "

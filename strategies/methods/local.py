@@ -104,12 +104,15 @@ class Cross(Ensemble):
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return the content of ``cross.json`` by file name: each model's test values at each site.
 
-        Each metric has a matrix "values", with a row for each "trained" and a column for each
-        "tested" site. A missing value is None. A metric without values is left out.
+        Each metric has an entry with three keys. "trained" and "tested" list the sites. "values" is
+        a matrix with a row for each site that trained a model, and a column for each site that
+        tested it. A value is None if the tester reported none, for example because its labels do
+        not define the metric. A metric without any value is left out. If no metric is left, the
+        mapping is empty.
 
         Args:
             state: ignored.
-            values: by testing site and ``<metric>-from-<site>``.
+            values: the final test metrics: testing site -> ``<metric>-from-<site>`` -> value.
         """
         sites = self.participants.sites()
         document = {}

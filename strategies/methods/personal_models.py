@@ -54,9 +54,10 @@ class FedAvgFT(FedAvg):
     def round(self, state: PersonalState, ask: Ask) -> State:
         """Average like FedAvg, but in the run's last rounds let each site fine-tune its own model.
 
-        In the last 'finetune-rounds' rounds, a site first receives the global weights, and later
-        trains its own model on. No site returns arrays then. ``personal`` in the state lists the
-        sites that report a stored model.
+        In the last 'finetune-rounds' rounds, a site without a personal model receives the global
+        weights and fine-tunes them. A site with a personal model receives no arrays and trains that
+        model. No site returns arrays in these rounds, so the global weights do not change. The new
+        state records the sites that report a stored personal model.
         """
         if self._finetunes(state):
             send = {site: self.model_for(site, state) for site in ask.sites}
@@ -122,9 +123,10 @@ class FedBABU(FedAvgFT):
     def round(self, state: PersonalState, ask: Ask) -> State:
         """Average all layers but the last or, in the run's last rounds, let each site fine-tune.
 
-        The last layer stays fixed during averaging, which follows 'server.aggregation'. In the last
-        'finetune-rounds' rounds each site fine-tunes all layers of its own copy, and returns no
-        arrays.
+        Before the last 'finetune-rounds' rounds, sites receive all layers and return all but the
+        last, which stays fixed. 'server.aggregation' averages the returned layers, usually weighted
+        by samples. In the last 'finetune-rounds' rounds each site fine-tunes all layers of its own
+        copy, and returns no arrays.
         """
         if self._finetunes(state):
             return super().round(state, ask)

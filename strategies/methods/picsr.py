@@ -89,8 +89,9 @@ class PICSR(Method):
     def initial_state(self) -> PersonalState:
         """Return the state before round 1, with starting weights if experts are fine-tuned.
 
-        An expert is a network that one site trains alone. If 'experts' is "finetuned", all start
-        from common weights. If it is "local", the state is empty.
+        An expert is a network that one site trains alone. If 'experts' is "finetuned", all experts
+        start from common weights, which the first rounds train as in FedAvg. If it is "local",
+        experts need no common weights, and the state is empty.
 
         Raises:
             SettingError: a file of weights is missing or does not fit the network.
@@ -100,12 +101,18 @@ class PICSR(Method):
         return PersonalState(self.starting_weights())
 
     def round(self, state: PersonalState, ask: Ask) -> PersonalState:
-        """Run the next round, whose stage follows from the number of finished rounds.
+        """Run the next round, which belongs to one of three stages.
+
+        The number of finished rounds decides the stage:
 
         - Warm-up: sites train a common network as in FedAvg.
-        - Experts: each site trains its own network. The last such round collects these experts and
-          each site's mean sample.
-        - Router: sites train only the router, which weighs the experts. The replies are averaged.
+        - Experts: each site trains its own network, the expert. The last such round collects the
+          experts and the sites' prototypes, which are mean samples.
+        - Router: each asked site receives all experts, all prototypes and the router, which weighs
+          the experts. It trains and returns only the router.
+
+        'server.aggregation' averages the networks of the warm-up and the routers. If
+        'router-average' is "equal", all sites' routers have the same weight.
         """
         stage = self.settings.stage(state.round)
         if stage == EXPERTS:
@@ -122,10 +129,13 @@ class PICSR(Method):
         return replace(state, arrays={**state.arrays, **mean})
 
     def _experts_round(self, state: PersonalState, ask: Ask) -> PersonalState:
-        """Let each site train its own network, the expert, and in the last such round collect them.
+        """Let each site train its own expert, and in the last of these rounds collect the experts.
 
-        Earlier, sites return no arrays, and ``personal`` lists those that keep an expert. In the
-        last round, a site without a usable reply drops out of the mixture.
+        An expert is a network that one site trains alone. Before the last of these rounds, sites
+        return no arrays, and ``personal`` in the new state records the sites that keep an expert.
+        In the last round each asked site returns its expert and its prototype, the mean of its
+        training samples. A reply is unusable if the expert's output for the prototype is not
+        finite. A site without a usable reply then has no expert in the mixture.
         """
         send = {site: self._expert_start(site, state, ask) for site in ask.sites}
         notes = StageNotes(EXPERTS)
@@ -140,9 +150,11 @@ class PICSR(Method):
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
         """Let each site measure the final model, and return only metrics.
 
-        All sites receive the experts, which are networks of single sites, and the router that
-        weighs them. If the run stopped earlier, a site measures its own expert. A site without one
-        measures the global weights, if any.
+        All sites receive the whole final model: the experts, which are networks of single sites,
+        and the router that weighs them. A run that stopped earlier has no router:
+
+        - A site that has trained an expert receives no arrays, and measures its expert.
+        - Any other site receives the global weights or, if experts are local, no arrays.
         """
         stage = self.settings.stage(state.round)
         send = dict.fromkeys(ask.sites, state.arrays)
@@ -152,10 +164,14 @@ class PICSR(Method):
         ask(EVALUATE, send, expect={}, notes=StageNotes(stage))
 
     def _expert_start(self, site: str, state: PersonalState, ask: Ask) -> Arrays:
-        """Return the arrays that ``site`` needs to start its expert, a network of its own.
+        """Return the arrays that ``site`` needs to start its expert.
 
-        "finetuned" experts start from the global weights, and "local" ones from
-        'train.initial-weights', if set. A site that already keeps its expert needs none.
+        An expert is a network that one site trains alone. A site that already keeps an expert needs
+        no arrays. For any other site, 'experts' decides:
+
+        - "finetuned": the global weights.
+        - "local": the weights of the file 'train.initial-weights'. Without a file there are no
+          arrays, because the site draws its weights from the seed.
         """
         if self.settings.experts == "local":
             return self.start(site, ask)
@@ -166,8 +182,9 @@ class PICSR(Method):
     def _fault_of_expert(self, reply: Reply) -> str | None:
         """Describe the fault of a reply whose expert is not usable, or return None if it is usable.
 
-        An expert is the network that a site trained alone. Its output for the site's mean sample
-        must be finite.
+        An expert is the network that a site trained alone. It is applied to the prototype that the
+        reply also holds, which is the site's mean sample. The expert is not usable if any logit is
+        infinite or NaN.
         """
         # An expert with huge weights is finite itself but makes every mixture non-finite
         network = build_classifier(self.common, self.shape)
@@ -185,8 +202,9 @@ class PICSR(Method):
         """Return the content of ``routing.json`` by file name: the experts' weights and distances.
 
         "sites" has the weight of each expert at each site, from the final test metrics in
-        ``values``. "prototype distances" compares the sites' mean samples. The mapping is empty if
-        the run stopped before the experts were collected.
+        ``values`` (site -> metric -> value). "prototype distances" compares the sites' prototypes
+        and the router's embeddings of these prototypes. The mapping is empty if the run stopped
+        before the experts were collected.
         """
         if not arrays_below(ROUTER, state.arrays):
             return {}  # the run stopped before the router was made
@@ -199,9 +217,9 @@ class PICSR(Method):
     def _collect_experts(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
         """Return the arrays for the first router round, from the replies of the last experts round.
 
-        - ``expert/<site>/<array>``: the site's own network.
-        - ``prototype/<site>``: its mean training sample.
-        - ``router/<array>``: a new router, with one output per reply.
+        - ``expert/<site>/<array>``: the network that the site trained alone.
+        - ``prototype/<site>``: the site's mean training sample.
+        - ``router/<array>``: a new router, with one output per reply and weights from the seed.
         """
         # The router is built only now, because its outputs are the sites that delivered an expert
         router = build_router(self.settings, self.shape.input_shape, len(replies), self.common.seed)

@@ -98,8 +98,10 @@ class UEFL(Method):
     def notices(self) -> list[str]:
         """Return a list with one warning if some sites' clusters are probably too small to send.
 
-        A site needs at least 'uefl.codes' * 'uefl.centroid-min-count' training features. The list
-        is empty if every site has enough, or if no codebook is found by K-means.
+        K-means finds up to 'uefl.codes' clusters of a site's training features. The site sends the
+        centre of each cluster with at least 'uefl.centroid-min-count' features. A site is too small
+        if it has fewer features than the product of these settings. The list is empty if no site is
+        too small, or if no setting of the codebooks is 'kmeans'.
         """
         features: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -107,11 +109,16 @@ class UEFL(Method):
         return self.settings.few_centroids(features)
 
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
-        """Train and average the network and codebooks, and give uncertain sites a new codebook.
+        """Train and average the network and codebooks, and after an iteration add a codebook.
 
-        A codebook is a list of vectors, by which the network replaces features. An iteration is a
-        series of rounds. At the end of each but the last, sites measure their uncertainty. With
-        'uefl.refresh' "kmeans", certain sites then fill the first codebook again.
+        A codebook is a list of vectors, the codewords. The network replaces each feature by the
+        nearest codeword. Each asked site trains the network and the codebooks that it may use. If
+        'uefl.first-book' is 'kmeans', clusters of the sites' features fill the first codebook
+        before round 1.
+
+        An iteration is a series of rounds. Every iteration but the last ends with a check of the
+        sites' uncertainty, and uncertain sites get a new codebook. If 'uefl.refresh' is 'kmeans'
+        and the run continues, features of the certain sites fill the first codebook again.
         """
         if not state.round and self.settings.first_book == "kmeans":
             found = self._request_codewords(state, ask, ask.sites)
@@ -136,8 +143,11 @@ class UEFL(Method):
     def _request_codewords(self, state: UEFLState, ask: Ask, sites: Sequence[str]) -> Replies:
         """Ask ``sites`` for new codewords, and return the replies of the sites that found some.
 
-        Codewords are centroids of a site's features. Uncertain sites find them for a new codebook,
-        and other sites for the first one. For Gaussian codebooks, only their number is sent.
+        Codewords are vectors, here the centroids that K-means finds in a site's features. Sites in
+        ``state.uncertain`` are asked for codewords of a new codebook, and other sites for codewords
+        of the first one. If new codebooks are Gaussian, their sites send no centroids but only the
+        number of codewords. A reply with 0 codewords is left out, because all clusters were too
+        small.
         """
         expect: dict[str, Specs] = {}
         notes: dict[str, CentroidNotes] = {}
@@ -202,10 +212,12 @@ class UEFL(Method):
         )
 
     def _extend_books(self, state: UEFLState, found: Replies) -> UEFLState:
-        """Add a codebook for the uncertain sites that found codewords, which alone may use it.
+        """Add a codebook for the uncertain sites that found codewords.
 
-        ``extended`` in the state lists them by round. Without such sites no codebook is added. If
-        no site is uncertain, the state is unchanged.
+        A codebook is a list of vectors, the codewords. Only these sites may use the new codebook.
+        ``extended`` in the state lists them under the number of the current round. If no uncertain
+        site found codewords, the list is empty and no codebook is added. If ``state.uncertain`` is
+        empty, the state is unchanged.
         """
         if not state.uncertain:
             return state
@@ -221,8 +233,14 @@ class UEFL(Method):
     def _refresh_first_book(self, state: UEFLState, found: Replies) -> UEFLState:
         """Replace the first codebook, which all sites use, by codewords from certain sites.
 
-        A site is certain if ``state.uncertain`` does not list it. Without a reply from one, the
-        state is unchanged. ``refreshed`` in the new state lists the round.
+        A site is certain if ``state.uncertain`` does not list it. The new codewords are the K-means
+        centroids in the certain sites' replies, merged if there are too many. ``refreshed`` in the
+        new state also lists the current round. If ``found`` has no reply from a certain site, the
+        state is unchanged.
+
+        Args:
+            state: the state of the method.
+            found: the replies with codewords, from certain and uncertain sites.
         """
         certain = [site for site in found if site not in state.uncertain]
         if not certain:
@@ -233,8 +251,10 @@ class UEFL(Method):
     def _build_book(self, book: int, state: UEFLState, found: Replies) -> Arrays:
         """Return the codewords of a new codebook as ``codebook.<book>``, (n, codeword length).
 
-        They are the replies' centroids, which K-means merges if there are more than 'uefl.codes'.
-        Without centroids, that many Gaussian codewords are drawn from the seed.
+        The codewords are the centroids in the replies. If these are more than 'uefl.codes', K-means
+        merges them to that number, with each centroid weighted by its number of features. If the
+        replies have no centroids, 'uefl.codes' Gaussian codewords are drawn from the seed and the
+        codebook's number.
         """
         dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
         parts = []
@@ -278,8 +298,13 @@ class UEFL(Method):
     def marks(cls, state: UEFLState) -> dict[int, str]:
         """Return the codebook events of a run, for logs and plots: round -> description.
 
-        An event is a new codebook for some sites, no codewords for it, or a new start of the first
-        codebook. A semicolon joins two events of a round. Other rounds are left out.
+        There are three kinds:
+
+        - Some sites got a new codebook.
+        - No codewords were found for a new codebook, because all clusters were too small.
+        - The first codebook was re-initialised.
+
+        If a round has two events, a semicolon joins them. Rounds without an event are left out.
         """
         return round_marks(state.extended, state.refreshed)
 

@@ -46,9 +46,11 @@ def resolve_links(
 ) -> Links:
     """Return latency and capacity between all pairs of ``sites``, and their access capacity.
 
-    Latencies (seconds) and capacities (Gbit/s) are (sites, sites). Two sites use their direct link,
-    or else the path of the lowest latency. ``settings`` gives missing values. If no links are
-    known, every pair has one.
+    Latencies (seconds) and capacities (Gbit/s) are (sites, sites). Two sites with a direct link
+    always use it. Two sites without one use the path of the lowest total latency, with the capacity
+    of its slowest link. Two sites without any path get latency 0 and infinite capacity.
+    ``settings`` gives the values that a link does not state, and the capacity of every site's
+    access line. If no links are known, every pair has a link with these values.
     """
     graph = link_graph(sites, silo_set)
     if not graph.number_of_edges():
@@ -83,10 +85,19 @@ def cycle_time(
 ) -> float:
     """Return the seconds that a round takes over a topology.
 
-    Sites compute, then send their models. A transfer takes latency + bits / speed, and a site's
-    transfers share its line. The slowest ends the round. If sites train visiting models,
-    ``visit_seconds`` has the seconds for one, by site. For "matcha" the result is an expected
-    value.
+    Without visiting models, sites compute and then send their models to their neighbours. In a star
+    they send them to the hub, which sends the mean back. With visiting models, each model first
+    travels to its site's in-neighbours. These train their visitors one after another and send them
+    back, and then all sites compute. For "matcha", which draws links in each round, the result is
+    the expected seconds.
+
+    Args:
+        topology: the neighbours of each site.
+        links: the links between the topology's sites.
+        model_bytes: the bytes of a model on the wire.
+        compute_seconds: site -> seconds that the site computes in a round.
+        visit_seconds: site -> seconds that the site trains one visiting model. None or empty if no
+            models visit other sites.
     """
     compute = np.array([compute_seconds[site] for site in topology.sites])
     visits = None
@@ -126,9 +137,10 @@ class _Seconds:
     def round(self, arcs: Arcs) -> float:
         """Return the seconds of a synchronous round, which ends when the slowest site is done.
 
-        ``arcs`` is True where the first site sends to the second. If models visit other sites, the
-        longest visit and the longest computing time add up. A visit is the way to the host, the
-        training of all its visitors, and the way back.
+        ``arcs`` is True where the first site sends to the second. If ``visits`` is None, every site
+        computes and then sends its model. Otherwise models visit other sites, the hosts, and the
+        round takes the longest visit plus the longest computing time. A visit is the way to the
+        host, the training of all the host's visitors, and the way back.
         """
         if self.visits is None:
             return self.mixing(arcs)
@@ -161,11 +173,11 @@ class _Seconds:
         return self.mixing(uplinks) + float(self.transfer(uplinks.T)[hub].max())
 
     def transfer(self, arcs: Arcs) -> Matrix:
-        """Return the seconds to send one model over each arc, (senders, receivers), or 0 elsewhere.
+        """Return the seconds to send one model over each arc, (senders, receivers).
 
-        They are latency + bits / speed. A site's transfers in one direction share its access line
-        equally. The speed is the lowest of the sender's share, the receiver's share and the path's
-        capacity.
+        The seconds are latency + bits / speed, or 0 where there is no arc. All transfers that leave
+        a site share its access line equally, and so do all transfers that enter it. The speed is
+        the lowest of the sender's share, the receiver's share and the capacity of the path.
         """
         arcs, line = _without_self_arcs(arcs), self.links.access_gbps
         # All transfers of a site at one time share its own line
@@ -190,9 +202,19 @@ def topology_document(
 ) -> dict[str, Any]:
     """Build the content of topology.json: the graph, its mixing weights, and the times of rounds.
 
-    "cycle-times" has the seconds of a round by kind of topology. A kind that cannot be built is
-    left out. Without ``compute_seconds``, each site's seconds, it is empty. ``visit_seconds`` has
-    each site's seconds to train another site's model, if any.
+    ``edges`` has the graph and ``mixing`` the weights. ``cycle-times`` has the seconds of a round
+    by kind of topology. The kinds are the run's own, complete, ring, star and matcha, all over the
+    same links. A kind that cannot be built is left out. ``cycle-times`` is empty if
+    ``compute_seconds`` is None or empty.
+
+    Args:
+        topology: the run's topology.
+        silo_set: the known links between the sites, or None.
+        settings: the latency and capacity of a link that states none.
+        model_bytes: the bytes of a model on the wire.
+        compute_seconds: site -> seconds that the site computes in a round.
+        visit_seconds: site -> seconds that the site trains another site's model. None or empty if
+            sites do not train models of other sites.
     """
     links = resolve_links(topology.sites, silo_set, settings)
     cycle_times: dict[str, float] = {}
@@ -254,10 +276,11 @@ def _matcha(topology: Topology) -> dict[str, Any]:
 
 
 def _build_alternatives(topology: Topology, silo_set: SiloSet | None) -> dict[str, Topology]:
-    """Return ``topology`` by its kind, and other kinds over the same links to compare it with.
+    """Return ``topology`` by its kind, and beside it other kinds of topology to compare it with.
 
-    They are complete, ring, star and matcha. A kind that cannot be built, for example because
-    matcha's budget is too small, is left out.
+    The other kinds are complete, ring, star and matcha. All connect the same sites over the same
+    known links. A kind that cannot be built, for example because matcha's budget is too small, is
+    left out.
     """
     alternatives = {}
     sites, seed, budget = topology.sites, topology.seed, topology.budget

@@ -79,14 +79,26 @@ def build_topology(
     """Build the topology of a run: which sites exchange models, and how each site mixes them.
 
     Args:
-        kind: "complete", "ring", "star", "hub", "graph" or "matcha".
-        sites: the sites' names.
-        silo_set: the known links, or None.
-        seed: for matcha's draws.
-        budget: the mean share of matchings in a round of matcha.
+        kind: the rule for the links between sites:
+            - "complete": all pairs of sites.
+            - "ring": a directed ring along a short tour.
+            - "star": all sites with the server, for which one site stands.
+            - "hub": all sites with one site in the middle.
+            - "graph": the known links.
+            - "matcha": in each round random matchings of the known links, or of all pairs if no
+              link is known.
+        sites: the names of the run's sites, in any order.
+        silo_set: the known links and their latencies, or None. The latencies decide the order of a
+            ring and the site in the middle of a hub.
+        seed: the seed of matcha's random draws.
+        budget: the mean share of matchings that a round of matcha uses.
 
     Raises:
-        SettingError: the kind is not possible for these sites.
+        SettingError: in one of these cases:
+            - The kind is unknown, or there are fewer than 2 sites.
+            - The silo set does not have exactly these sites, or its links do not connect them.
+            - "graph" has no links.
+            - The budget of "matcha" is too small, or its solver finds no optimum.
     """
     names = tuple(sorted(sites))
     _refuse(kind, names, silo_set)
@@ -176,8 +188,9 @@ def _complete(base: nx.Graph) -> _Built:
 def _build_ring(base: nx.Graph) -> _Built:
     """Connect the sites to a directed ring along a short tour, and return its arcs and weights.
 
-    Arcs are pairs (from, to), and weights are (sites, sites). Each site weighs its own model and
-    that of the site before it by 1/2.
+    ``_find_tour`` finds the tour from the latencies. Arcs are pairs (from, to) of positions, and
+    weights are (sites, sites). Each site weighs its own model and that of the site before it by
+    1/2.
     """
     order = _find_tour(base)
     arcs = list(zip(order, [*order[1:], order[0]], strict=True))
@@ -200,8 +213,11 @@ def _build_star(base: nx.Graph) -> _Built:
 def _build_hub(base: nx.Graph) -> _Built:
     """Connect all sites to a hub: the site with the smallest maximum latency to any other site.
 
-    The first of equals by name is the hub, as is the first site if latencies are unknown. The
-    result has arcs in both directions and their weights.
+    Latencies are those of the quickest paths. If several sites have the smallest maximum, the first
+    of them by name is the hub. If the latencies are not known, it is the first of all sites.
+
+    Returns:
+        The arcs in both directions, and their weights from ``_weigh_edges``.
     """
     latencies = _path_latencies(base)
     hub = 0
@@ -257,8 +273,10 @@ def _path_latencies(base: nx.Graph) -> Matrix | None:
 def _find_tour(base: nx.Graph) -> list[int]:
     """Return the positions of the sites in the order of a short closed tour that begins at 0.
 
-    The tour is Christofides' or the greedy one, whichever is shorter. If any link's latency is
-    unknown, sites are in the order of names.
+    The tour is Christofides' tour or the one that always goes to the nearest unvisited site,
+    whichever is shorter. Its direction is the one in which the second site has a lower position
+    than the last. If the latency of any link is not known, the sites are in the order of their
+    names.
     """
     latencies = _path_latencies(base)
     if latencies is None:

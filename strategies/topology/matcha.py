@@ -57,15 +57,15 @@ class Matcha:
     def matrix(self, active: Sequence[bool]) -> Matrix:
         """Return the mixing matrix (sites, sites) for the matchings that ``active`` selects.
 
-        It is I - step * (sum of the matchings' Laplacians), and is doubly stochastic. The step is
-        ``alpha``, but at most 1 / d, where d is the largest number of selected links at a site.
+        The matrix is I - step * (sum of the Laplacians of these matchings), and is doubly
+        stochastic. The step is ``alpha``, but at most 1 / d, where d is the largest number of
+        selected links at a site. A larger step would give that site's own model a negative weight.
         """
         total = np.zeros((self.size, self.size))
         for is_used, part in zip(active, laplacians(self.size, self.matchings), strict=True):
             if is_used:
                 total = total + part
         # The diagonal of ``total`` holds each site's number of links, which are its largest entries
-        # A larger step would weigh the own model of the site with the most links below 0
         step = min(self.alpha, 1 / max(1.0, total.max()))
         matrix: Matrix = np.eye(self.size) - step * total
         return matrix.clip(min=0.0)  # rounding makes 1 - (1 / n) * n negative for some n
@@ -73,9 +73,9 @@ class Matcha:
     def cases(self) -> Iterator[tuple[float, tuple[bool, ...]]]:
         """Yield the possible choices of matchings in a round, as pairs (probability, choice).
 
-        A choice has True for each matching that the round uses. Impossible choices are left out.
-        With more than 12 matchings, the draws of rounds 1 to 1000 are yielded instead, each with
-        probability 1/1000.
+        A choice has True for each matching that the round uses. A choice with probability 0 is left
+        out. If there are more than 12 matchings, the draws of rounds 1 to 1000 are yielded instead,
+        each with probability 1/1000. A choice may then occur more than once.
         """
         if len(self.matchings) > _ENUMERATED:
             for round_ in range(1, _DRAWN + 1):
@@ -103,15 +103,19 @@ class Matcha:
 def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
     """Compute MATCHA's matchings, their probabilities and the step size for a graph.
 
-    A matching is a set of edges that share no site.
+    A matching is a set of edges that share no site. ``decompose`` splits the graph's edges into
+    matchings. ``activation_probabilities`` gives each matching the probability that a round uses
+    it. ``step_size`` finds the step size, with which a round's mixing makes the sites agree
+    fastest.
 
     Args:
-        graph: the links, connected, with nodes 0 to n - 1.
-        budget: the mean share of matchings per round.
-        seed: of each round's draws.
+        graph: the links between sites, connected, with the nodes 0 to n - 1.
+        budget: the mean share of matchings that a round uses, above 0 and at most 1.
+        seed: the seed of each round's draws, which the result stores.
 
     Raises:
-        SettingError: the budget is too small.
+        SettingError: the budget is so small that some sites would never exchange models, or the
+            solver found no optimum.
     """
     size = graph.number_of_nodes()
     matchings = decompose(graph)
@@ -142,9 +146,9 @@ def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
 def decompose(graph: nx.Graph) -> tuple[tuple[Edge, ...], ...]:
     """Split ``graph`` into matchings by two heuristics, and return the result with fewer matchings.
 
-    One colours the edges greedily, and its result is returned if both have equally many. The other
-    removes matchings of maximum weight. A matching is a sorted tuple of edges (a, b) with a < b.
-    Nodes must be numbers.
+    One heuristic colours the edges greedily, and the other removes matchings of maximum weight. If
+    both find equally many, the result of the colouring is returned. A matching is a sorted tuple of
+    edges (a, b) with a < b. Nodes must be numbers, so that all processes get the same result.
     """
     # Not for nodes that are strings, whose order in a set differs between processes
     matchings = min([_split_by_colour(graph), _split_by_matching(graph)], key=len)
@@ -167,8 +171,9 @@ def _split_by_colour(graph: nx.Graph) -> list[list[Edge]]:
 def _split_by_matching(graph: nx.Graph) -> list[list[Edge]]:
     """Split a graph's edges into matchings by removing maximum-weight matchings one after another.
 
-    Edges at the sites of the largest remaining degree weigh most, which keeps the number of
-    matchings small. A graph without edges gives an empty list.
+    Edges at the sites of the largest remaining degree weigh most. Each matching therefore covers as
+    many of these sites as possible, which keeps the number of matchings small. A graph without
+    edges gives an empty list.
     """
     left = nx.Graph(graph.edges)
     matchings = []
@@ -191,11 +196,18 @@ def activation_probabilities(
 ) -> tuple[float, ...]:
     """Compute the probability that a round uses each of the M matchings, to 6 decimal places.
 
-    The probabilities p_j maximise lambda_2(sum p_j L_j), where L_j is the Laplacian of matching j.
-    Their sum is at most ``budget`` * M. ``size`` is the number of sites.
+    With p_j the probability and L_j the Laplacian of matching j, the probabilities maximise
+    lambda_2(sum p_j L_j), the second smallest eigenvalue. The constraints are sum p_j <= budget * M
+    and 0 <= p_j <= 1.
+
+    Args:
+        size: the number of sites.
+        matchings: the edges of each matching, as pairs of sites' positions.
+        budget: the mean share of matchings that a round uses, above 0 and at most 1.
 
     Raises:
-        SettingError: the budget is too small, or the solver found no optimum.
+        SettingError: the budget is so small that some sites would never exchange models, or the
+            solver found no optimum.
     """
     import cvxpy  # imported here, because it takes 1.2 s and other topologies do not need it
 
@@ -249,8 +261,14 @@ def step_size(
     """Compute alpha, the step size that makes sites agree fastest, to 6 decimal places.
 
     A round mixes models by I - alpha L, where L is the Laplacian of the links in use. A
-    semidefinite program finds alpha. ``size`` is the number of sites, and each matching has its
-    probability.
+    semidefinite program finds alpha and two other variables, beta and rho. It minimises rho subject
+    to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I, where J has 1 / n
+    everywhere.
+
+    Args:
+        size: the number of sites, n.
+        matchings: the edges of each matching.
+        probabilities: the probability of each matching.
 
     Raises:
         SettingError: the solver found no optimum.
@@ -275,8 +293,14 @@ def _laplacian_moments(
 ) -> tuple[Matrix, Matrix]:
     """Return E[L] and E[L^2] of a round's Laplacian L, each (size, size).
 
-    L sums the Laplacians L_j of the matchings drawn independently with probability p_j. E[L] = sum
-    p_j L_j, and E[L^2] = E[L]^2 + 2 sum p_j (1 - p_j) L_j.
+    L is the sum of the Laplacians L_j of the matchings that the round draws. Matching j is drawn
+    with probability p_j, independently of the others, and L_j^2 = 2 L_j. So E[L] = sum p_j L_j, and
+    E[L^2] = E[L]^2 + 2 sum p_j (1 - p_j) L_j.
+
+    Args:
+        size: the number of sites.
+        matchings: the edges of each matching.
+        probabilities: p_j of each matching, in the same order.
     """
     parts = laplacians(size, matchings)
     # Var of a drawn matching is p (1 - p), and L^2 = 2 L gives the factor 2
@@ -313,16 +337,16 @@ def _weighted_sum(weights: Any, parts: Sequence[Matrix]) -> Any:
 def _solve(problem: Any) -> None:
     """Solve a semidefinite program, a ``cvxpy.Problem``, and store the optimum in its variables.
 
-    The solver runs to an accuracy of 1e-9, and if that fails, of 1e-7.
+    The solver SCS first runs with the accuracy 1e-9. If it finds no optimum, it runs with 1e-7.
 
     Raises:
-        SettingError: the solver found no optimum.
+        SettingError: the solver found no optimum with either accuracy.
     """
     from cvxpy.error import SolverError
 
     for accuracy in _ACCURACIES:
         try:
-            # Several eigenvalues are often equal at the optimum, and interior-point solvers then
+            # At the optimum, several eigenvalues are often equal, and interior-point solvers then
             # fail or warn
             problem.solve(solver="SCS", eps_abs=accuracy, eps_rel=accuracy, max_iters=200_000)
             ended = problem.status

@@ -103,15 +103,16 @@ class Compression:
     def pack_updates(self, leaving: Arrays, sent: Arrays) -> dict[str, NDArray]:
         """Return a site's arrays in their wire format: updates as bytes, other arrays unchanged.
 
-        An update is a float32 weight minus the received array. It is rounded to
-        'server.wire-precision' and becomes a uint8 vector.
+        An update is a float32 weight minus the received array of the same name and shape. Its
+        values are rounded to 'server.wire-precision', and their bytes become a uint8 vector. Batch
+        norm's statistics are never updates, and neither are arrays without a received one.
 
         Args:
-            leaving: the arrays that the site returns.
+            leaving: the arrays that the site returns, by name.
             sent: the arrays that the site received.
 
         Raises:
-            ArrayError: an update is not finite.
+            ArrayError: an update is not finite. The error names the array.
         """
         travelling: dict[str, NDArray] = {}
         for name, array in sorted(leaving.items()):
@@ -136,8 +137,14 @@ class Compression:
     def decode_reply(self, site: str, content: RecordDict, expected: Specs, sent: Arrays) -> Reply:
         """Check and decode a reply, and add its updates to the arrays in ``sent``.
 
-        An update is the difference between a returned array and the one that the site received.
-        ``expected`` has the type and shape of each array after this addition.
+        An update is the difference between a returned and a sent array. The names, types and shapes
+        of arrays are checked, and all values must be finite.
+
+        Args:
+            site: the site that sent the reply.
+            content: the content of the site's message.
+            expected: the type and shape of each array after updates are added.
+            sent: the arrays that the server sent to the site.
 
         Raises:
             SiteError: the reply is malformed, or a resulting array is not finite.
@@ -178,10 +185,11 @@ def compression_of(common: CommonSettings) -> Compression | None:
 
 
 def _is_update(name: str, spec: ArraySpec, sent: Mapping[str, NDArray]) -> bool:
-    """Tell whether an array of a reply travels as a difference from the array in ``sent``.
+    """Tell whether an array of a reply travels as an update.
 
-    The sent array must have the same name and shape. Both must be float32 and not empty. Batch
-    norm's statistics never travel so.
+    An update is the difference from the array in ``sent``, which the site received. That array must
+    have the same name and shape, and both must be float32 and not empty. Batch norm statistics
+    never travel as updates.
     """
     before = sent.get(name)
     if before is None or is_statistic(name) or spec.dtype != "float32":

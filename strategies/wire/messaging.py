@@ -31,10 +31,17 @@ def send_and_receive(
 ) -> Iterator[tuple[int, Message]]:
     """Send ``messages`` and yield (node, reply) as each reply arrives.
 
-    Nothing is yielded for a node without a reply after ``timeout`` seconds. If Flower rejects a
-    message, or a node is disconnected for ``away_timeout`` seconds, the reply is an error Message.
-    ``away`` is called with the disconnected nodes whenever they change. Each node gets at most one
-    message.
+    The iterator ends when all nodes have replied, or at the timeout. Nothing is yielded for a node
+    that has not replied by then. If Flower rejects a message, or if a node is disconnected for
+    ``away_timeout``, the yielded reply is a Message with an error.
+
+    Args:
+        grid: Flower's grid, or a grid of the same interface in this process.
+        messages: at most one message per node.
+        timeout: seconds to wait for all replies.
+        away_timeout: seconds that a node may be disconnected before it counts as lost.
+        away: called with the disconnected nodes that have not replied, whenever the set of these
+            nodes changes.
     """
     # Flower gives no id for a message that it rejects, and sends its own error replies (node
     # unavailable, message expired) from node 1. So only the message's id tells whose reply it is.
@@ -77,10 +84,11 @@ def send_and_receive(
 
 
 def retry_soon() -> bool:
-    """Make Flower ask again after 50 ms if parts of a message are still being uploaded.
+    """Make Flower ask again after 50 ms for a part of a message that is still being uploaded.
 
-    Flower would wait a second first. Later waits still double each time. Only this process is
-    changed.
+    A message becomes visible before all its parts, Flower's objects, have arrived. Flower then
+    waits a second, and doubles each further wait up to ten seconds. This function shortens the
+    first wait in this process.
 
     Returns:
         True if the first wait was shortened. False for an unknown version of Flower, whose waits
@@ -96,7 +104,6 @@ def retry_soon() -> bool:
     if not all("initial_backoff" in wait for wait in waits):
         return False
     # No setting changes the first wait, so Flower's default arguments are replaced
-    # A message becomes visible before all its parts have arrived, and the first wait is a second
     for wait in waits:
         wait["initial_backoff"] = _RETRY
     return True

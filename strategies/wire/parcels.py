@@ -70,11 +70,12 @@ class Packing:
     def pack(self, message: Message) -> Parcel:
         """Pickle a message for another process, with its large parts in shared memory.
 
-        Bytes objects of 64 KiB or more are large. The same objects as in the last message are not
-        copied again.
+        Bytes objects of 64 KiB or more are large. If they are the same objects as in the last
+        packed message, the shared memory of that message is used again.
 
         Returns:
-            The pickled message and the tensor in shared memory, or None without large parts.
+            The pickled message and the tensor in shared memory. The tensor is None if no part is
+            large.
 
         Raises:
             ProcessError: shared memory has no room.

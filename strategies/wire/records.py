@@ -56,7 +56,9 @@ def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> Ar
 
     Args:
         arrays: the arrays to send, by name.
-        packed: the arrays and records already serialised for other sites. New ones are added. None
+        packed: a cache that lets several sites share serialised arrays and records. New entries are
+            added. Its keys are the ``id`` values of arrays, with their names for a record. The
+            cache also keeps the arrays, so that Python cannot give an id to another object. None
             for no cache.
     """
     if packed is None:
@@ -69,7 +71,6 @@ def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> Ar
                 array = np.asarray(arrays[name], order="C")
                 data = b"".join((_array_header(array.dtype, array.shape), array.data))
                 sent = Array(str(array.dtype), array.shape, _SERIALISED, data)
-                # The array is kept too, so that Python cannot give its id to another object
                 packed[key] = arrays[name], sent
             record[name] = packed[key][1]
         packed[names] = ArrayRecord(record)
@@ -103,11 +104,12 @@ def from_record(record: ArrayRecord) -> dict[str, NDArray]:
 def read_header(packed: Array) -> Header:
     """Read the header of a serialised array, and check that the array's size fits it.
 
-    The header states type, shape and where the numbers begin. The numbers are not read.
+    The header states the type and the shape of the array, and where its numbers begin. The numbers
+    are not read.
 
     Raises:
-        ArrayError: the array is not serialised by numpy, is not numeric, or has a damaged header or
-            a wrong size.
+        ArrayError: the array is not serialised by numpy, its header is damaged, its type is not
+            numeric, or it has more or fewer bytes than its type and shape need.
     """
     if packed.stype != _SERIALISED:
         raise ArrayError(f"it is of kind '{one_line(packed.stype, 40)}', not '{_SERIALISED}'")
@@ -181,11 +183,13 @@ def bundle(content: RecordDict, cache: Bundles | None = None) -> RecordDict:
     """Return a message's content with each record's arrays joined into one bundle.
 
     A bundle is one array with the bytes of a safetensors file. A record stays unchanged if it has
-    fewer than two arrays, or one without numbers.
+    fewer than two arrays, or an array that does not hold numbers.
 
     Args:
-        content: the message's content, which is not changed.
-        cache: bundles already made for other sites. New ones are added.
+        content: the content of a message, which is not changed.
+        cache: bundles already made, so that data for several sites is serialised only once. New
+            bundles are added. Its keys have the names of arrays and the ids of their data. It also
+            keeps the arrays, so that Python cannot reuse the ids. None for no cache.
     """
     if cache is None:
         cache = {}
@@ -205,7 +209,6 @@ def _bundle(record: ArrayRecord, cache: Bundles) -> Array:
         unpacked: dict[str, NDArray] = {}
         for name, array in record.items():
             unpacked[name] = np.asarray(unpack(array), order="C")
-        # The arrays are kept too, so that Python cannot give their ids to other objects
         cache[key] = arrays, Array(np.frombuffer(save(unpacked), np.uint8))
     return cache[key][1]
 
@@ -242,13 +245,18 @@ def refuse_many_records(records: Mapping[str, ArrayRecord]) -> None:
 def open_bundle(name: str, array: Array, most: int | None = None) -> dict[str, NDArray]:
     """Return the arrays of a bundle by name, in the order of their names.
 
+    A bundle is one array with the bytes of many. The sizes that the bundle states are checked
+    before its bytes are parsed.
+
     Args:
-        name: the record's name, for errors.
-        array: the bundle, one array with the bytes of many.
-        most: the largest total size of the arrays in bytes. None means no limit.
+        name: the name of the record, for errors.
+        array: the bundle.
+        most: the largest total size of the arrays in bytes, or None for no limit. The bundle's
+            header may have 4 MiB more.
 
     Raises:
-        SiteError: the bundle is damaged or too large, or an array is unusable.
+        SiteError: the bundle is cut short, altered or too large, or an array in it has an unusable
+            name, shape or type.
     """
     try:
         data = unpack(array).reshape(-1)

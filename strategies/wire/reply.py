@@ -77,16 +77,20 @@ Check = Callable[[Reply], str | None]
 def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
     """Decode a site's message into a reply, and check its metrics and its arrays.
 
-    The caller must set ``examples``, the site's weight in means. ``bytes_up`` counts arrays as if
-    each travelled alone.
+    In the reply, ``examples``, the site's weight in means, is 1 until the caller sets it.
+    ``bytes_up`` is the size of the message as if each array had travelled separately. This makes
+    runs with and without bundles of arrays comparable.
 
     Args:
-        site: the sender.
-        content: the message's content.
-        expected: each array's type and shape.
+        site: the site that sent the reply.
+        content: the content of the site's message.
+        expected: name -> type and shape. The reply must have exactly these arrays.
 
     Raises:
-        SiteError: metrics or arrays are missing or invalid.
+        SiteError: in one of these cases:
+            - The message has no metrics or too many records, or a bundle of arrays is damaged.
+            - A metric has an invalid name or is not finite.
+            - An array is missing, unexpected, not finite, or of another type or shape.
     """
     refuse_many_records(content.array_records)
     record = content.array_records.get(ARRAYS, ArrayRecord())
@@ -133,11 +137,12 @@ def _metrics(content: RecordDict) -> dict[str, float]:
 def _unpack_arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
     """Unpack the arrays of a reply, after checking that it has exactly the expected arrays.
 
-    The record has separate arrays or one bundle with the bytes of all. The result has the order of
-    ``expected``.
+    The record has either separate arrays or one bundle, which holds the bytes of all arrays. The
+    arrays are returned by name, in the order of ``expected``.
 
     Raises:
-        SiteError: an array is missing, unexpected or unusable.
+        SiteError: an array is missing, unexpected, not finite, or does not fit its spec, or a
+            bundle is damaged.
     """
     arrays: Mapping[str, Array | NDArray] = record
     if list(record) == [BUNDLE]:
@@ -155,11 +160,18 @@ def _unpack_arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
 def _unpack_array(name: str, spec: ArraySpec, given: Array | NDArray) -> NDArray:
     """Return an array of a reply, after checking its type, its shape and its values.
 
-    All values must be finite. A dimension of None in ``spec`` may have any length. An array from a
-    bundle is already unpacked.
+    All values must be finite. An array from a bundle is already unpacked. A serialised array is
+    unpacked only if its header fits ``spec``, because bytes of another shape may need far more
+    memory.
+
+    Args:
+        name: the array's name, for errors.
+        spec: the expected type and shape. A dimension of None may have any length.
+        given: the array, or its serialised form.
 
     Raises:
-        SiteError: the array is unusable.
+        SiteError: the type or shape differs, a value is not finite, or the bytes cannot be
+            unpacked.
     """
     try:
         header: NDArray | Header = read_header(given) if isinstance(given, Array) else given
@@ -215,14 +227,15 @@ class Spill:
     def keep(self, arrays: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
         """Store the arrays of one reply in memory or, beyond the round's budget, in a file.
 
-        A reply that does not fit the rest of the budget, ``in_memory`` bytes, goes whole to the
-        file.
+        The attribute ``in_memory`` is the rest of the budget in bytes. A reply that fits stays in
+        memory and reduces it. Every other reply goes whole to the round's file. The file is in
+        ``folder`` or, if that does not exist, in the system's temporary folder.
 
         Returns:
-            The same ``arrays``, or a mapping that reads from the file at each access.
+            The same ``arrays``, or a mapping that reads an array from the file at each access.
 
         Raises:
-            RunDirectoryError: the file cannot be written.
+            RunDirectoryError: the file cannot be written, for example because the disk is full.
         """
         size = sum(array.nbytes for array in arrays.values())
         if size <= self.in_memory:

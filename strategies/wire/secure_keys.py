@@ -107,8 +107,11 @@ def mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
 def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
     """Derive the key with which two sites encrypt shares of their secrets for each other.
 
-    Each uses its own private key and the other's public key, and both get the same 32 bytes, as
-    base64 text. ``context`` binds them to the round.
+    Each site uses its own private key and the other site's public key, and both get the same key.
+    ``context`` binds the key to the round.
+
+    Returns:
+        The 32 bytes of the key as base64 text.
 
     Raises:
         SiteError: ``private`` or ``public`` is not an elliptic-curve key.
@@ -119,11 +122,16 @@ def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
 def _derive(private: bytes, public: bytes, use: bytes) -> bytes:
     """Derive a 32-byte key for one purpose from the ECDH secret of two sites.
 
-    It is the HMAC-SHA256 of ``use``, the purpose and its context, under this secret. ``private`` is
-    of one site, and ``public`` of the other.
+    The key is the HMAC-SHA256 of ``use`` under this secret, so different purposes give unrelated
+    keys.
+
+    Args:
+        private: this site's private key.
+        public: the other site's public key.
+        use: the purpose and its context, encoded as bytes.
 
     Raises:
-        SiteError: one is not a key.
+        SiteError: ``private`` or ``public`` is not a key.
     """
     try:
         agreed = generate_shared_key(bytes_to_private_key(private), bytes_to_public_key(public))

@@ -60,9 +60,15 @@ def key_words(
 ) -> bytes:
     """Build the bytes that a site signs to confirm its two public keys of a round.
 
-    Other sites check the signature, so a server cannot replace the keys unnoticed. ``terms`` is the
-    digest of the settings that must be equal at all sites. ``splits`` lists the data splits on
-    which the site measures, such as "test,val".
+    Other sites check the signature, so a server cannot replace the keys unnoticed.
+
+    Args:
+        run: the name of the run.
+        round_: the round.
+        site: the name of the site.
+        keys: the site's public keys for masks and for sealing shares.
+        terms: the digest of the settings that must be equal at all sites.
+        splits: the data splits on which the site measures, joined by commas, such as "test,val".
     """
     return words("keys", run, round_, site, *keys, terms, splits)
 
@@ -73,7 +79,8 @@ def list_words(context: bytes, sites: Sequence[str], seals: Sequence[str] = ()) 
     Args:
         context: the context of the round, from ``context_of``.
         sites: the sites whose masked arrays arrived, sorted.
-        seals: each site's hash of its masked arrays (``part_seal``), or empty without proofs.
+        seals: for each of these sites, in order, the seal of its masked arrays, a hash from
+            ``part_seal``. Empty if the method does not prove its sums.
     """
     if seals:
         return words("answered", context, list(sites), list(seals))
@@ -129,10 +136,14 @@ def arrays_digest(arrays: Mapping[str, NDArray]) -> bytes:
 def bound_to(context: bytes, received: Mapping[str, NDArray], masked: Iterable[str]) -> bytes:
     """Return a 32-byte hash of the values that two sites must share for their masks to cancel.
 
+    The sites derive their masks with this hash. The masks cancel only if both sites received the
+    same arrays and mask arrays and metrics of the same names. The order of arrays and names does
+    not matter.
+
     Args:
         context: the context of the round, from ``context_of``.
         received: all arrays that the site received, named ``<record>/<array>``.
-        masked: the names of the arrays and metrics that the site masks, in any order.
+        masked: the names of the arrays and metrics that the site masks.
     """
     return digest("bound", context, arrays_digest(received), sorted(masked))
 

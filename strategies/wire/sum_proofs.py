@@ -27,9 +27,13 @@ _NAMES, _LENGTHS = "proof-names", "proof-lengths"
 def part_seal(masked: Mapping[str, NDArray], own_mask_check: bytes) -> str:
     """Return the seal of a site's masked arrays in a secure sum: a hash as 64 hexadecimal digits.
 
-    All sites sign all seals before the sum is unmasked, so later changes are noticed.
-    ``own_mask_check`` is the hash of the seed of the mask that only this site adds
-    (``mask_check``).
+    All sites sign all seals before the sum is unmasked. A later change of masked arrays is
+    therefore noticed.
+
+    Args:
+        masked: the site's masked arrays by name, uint32, of any shape.
+        own_mask_check: the hash, from ``mask_check``, of the seed of the mask that only this site
+            adds.
     """
     flat = {name: array.reshape(-1) for name, array in masked.items()}
     return digest("part", arrays_digest(flat), own_mask_check).hex()
@@ -61,11 +65,12 @@ class SumProof:
     def to_values(self) -> dict[str, list[str]]:
         """Convert the proof to lists of strings by key, for a message's record or a checkpoint.
 
-        - 'proof-sites', 'proof-names' and 'proof-lengths': the sites, and each array's name and
-          length.
-        - 'proof-parts': each site's masked arrays, joined, as hexadecimal digits of little-endian
-          uint32.
-        - 'proof-own-masks': the seed of each site's own mask.
+        - 'proof-sites': the sites, sorted. There must be at least one.
+        - 'proof-names': the names of the arrays, sorted.
+        - 'proof-lengths': the length of each array.
+        - 'proof-parts': for each site its masked arrays, joined by name, as hexadecimal digits of
+          little-endian uint32.
+        - 'proof-own-masks': for each site the seed of its own mask, as hexadecimal digits.
         """
         sites = sorted(self.parts)
         names = sorted(self.parts[sites[0]])

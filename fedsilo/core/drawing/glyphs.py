@@ -29,9 +29,10 @@ _NO_LETTERS = "Last"
 def fonts_for(figure: Figure) -> Iterator[None]:
     """Set fonts for a figure's texts, so that the ``with`` block can draw all their letters.
 
-    If the usual font, DejaVu Sans, lacks a letter, texts outside ASCII get further fonts of this
-    machine, even after the block. A letter that no font has is drawn as a box, and the log says
-    what to install.
+    If the usual font (DejaVu Sans) lacks a letter, every text with a character outside ASCII gets
+    further fonts of this machine, even after the block. A letter that no font has is drawn as a
+    box, and a warning in the log says what to install. Within the block, matplotlib's warnings
+    about missing letters are hidden.
     """
     texts = [text for text in _list_texts(figure) if not text.get_text().isascii()]
     missing = _find_missing("".join(text.get_text() for text in texts))
@@ -77,8 +78,12 @@ def _find_missing(text: str) -> frozenset[str]:
 def _find_families(missing: frozenset[str]) -> tuple[str, ...]:
     """Choose fonts of this machine that have the given letters, and return their family names.
 
-    Each step registers the font that has the most of the letters still missing. A warning lists
-    letters that no font has. If no font helps, the result is empty.
+    Each step registers the font that has the largest number of the letters still missing, until no
+    font has any of them. Among equally good fonts, those with "regular" in their path come first,
+    in alphabetical order of the paths. At most 500 fonts are examined.
+
+    If letters are still missing, one warning in the log lists the first 20 of them. The result may
+    then be empty.
     """
     from matplotlib import font_manager
 
@@ -109,8 +114,8 @@ def _find_families(missing: frozenset[str]) -> tuple[str, ...]:
 def _letters_of(path: str) -> frozenset[int]:
     """Return the Unicode code points of the characters that a font file can draw.
 
-    The set is empty for an unreadable file and for a font of bitmaps. It is also empty for the font
-    'Last Resort', which draws only boxes.
+    The set is empty if the file cannot be read, or if its font consists of bitmaps. It is also
+    empty for the font 'Last Resort', which draws a box for every character.
     """
     from matplotlib.ft2font import FT2Font
 

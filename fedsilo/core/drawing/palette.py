@@ -47,8 +47,10 @@ class LineStyle:
 def colours(names: Sequence[str]) -> dict[str, str]:
     """Assign a colour, ``#rrggbb``, to each name, so that lines or areas can be told apart.
 
-    Up to eleven names get distinct colours in the order of ``names``. If there are more names, the
-    colours run from dark to light. A repeated name gets the colour of its last place.
+    Up to eleven names get distinct colours in the order of ``names``: seven of a palette, then four
+    darker ones. If there are more names, all colours come from ``shades``, and run from dark to
+    light. A repeated name counts each time towards the eleven, and gets the colour of its last
+    place. Without names the mapping is empty.
     """
     several = CATEGORIES + _DARKER
     return dict(zip(names, several, strict=False)) if len(names) <= len(several) else shades(names)

@@ -37,13 +37,16 @@ def without_frame(axes: Axes) -> None:
 def line_legend(
     figure: Figure, styles: Mapping[str, LineStyle], title: str = "", columns: int = 0
 ) -> None:
-    """Add one legend of line styles for all panels of a figure.
+    """Add one legend for all panels of a figure, with an entry for each style of line.
+
+    The legend is outside the panels. An entry shows a short line with its marker.
 
     Args:
         figure: the figure.
-        styles: label of an entry -> style of its line. Without entries there is no legend.
-        title: the title of the legend; empty for none.
-        columns: the most columns of a legend below the panels; 0 for one column to their right.
+        styles: label of an entry -> style of its line. An empty mapping gives no legend.
+        title: the title of the legend; an empty string gives none.
+        columns: if above 0, the legend is below the panels and has at most this many columns. If 0,
+            it is to the right of the panels, in one column.
     """
     from matplotlib.lines import Line2D
 
@@ -77,13 +80,15 @@ def annotated_heat_map(
     """Draw a table of numbers as a heat map, with two decimals in each cell.
 
     Args:
-        axes: the panel.
-        values: lists of numbers by row; None is drawn as "-".
-        rows: labels, from the top.
-        columns: labels, from the left.
+        axes: the panel to draw on. Its image, ticks and title are set here.
+        values: a list of numbers for each row; None is drawn as "-".
+        rows: labels of the rows, from the top.
+        columns: labels of the columns, from the left.
         title: the panel's title.
-        top: the upper end of the colour scale; None or 0 for the largest absolute value.
-        signed: whether the scale begins at -top instead of 0.
+        top: the upper end of the colour scale; None or 0 stands for the largest absolute value.
+            Numbers beyond an end of the scale get the colour of that end.
+        signed: whether the scale runs from -top to top, with white at 0. Otherwise it runs from 0
+            to top.
     """
     # None becomes NaN
     table = np.array(values, dtype=float)

@@ -32,19 +32,21 @@ _PART = 2**20  # bytes that are inflated at once
 
 
 def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.NDArray[Any]]:
-    """Read arrays from an npz file, without executing any code in the file.
+    """Read the arrays ``names`` from an npz file, without executing any code in the file.
 
     Args:
         path: the file.
-        names: the arrays to read.
-        most: the most bytes of one unpacked array, with its npy header.
+        names: the arrays to read. Other arrays in the file are ignored.
+        most: the most bytes that one array may have, unpacked and with its npy header.
 
     Returns:
-        Name -> array.
+        Name -> array, in the order of ``names``.
 
     Raises:
-        DataError: the file is missing, damaged or too large, lacks an array, or has one of Python
-            objects.
+        DataError: the file is missing, damaged, or packed in a way that numpy does not write. The
+            error is also raised if an array is missing, has Python objects or is larger than
+            ``most``, or if all arrays together are too large. By default, the limit for all is 1
+            GiB, or 16 times the file's size on disk if that is more.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -87,11 +89,22 @@ def _find_members(
 
 
 def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:
-    """Read one array of an npz file from its member ``<name>.npy``.
+    """Read one array of an npz file, after checking that its header fits the member's size.
 
-    The header must fit the member's size, which is checked before memory is reserved. A false
-    header or an array of Python objects raises a ValueError. A member without a header raises a
-    DataError.
+    The check comes before memory is reserved, so a false header cannot exhaust the memory.
+
+    Args:
+        path: the npz file, for errors.
+        archive: the open file.
+        entry: the array's member in the file, ``<name>.npy``.
+
+    Raises:
+        DataError: the member does not begin like an npy file.
+        ValueError: the header is malformed or does not fit the member's size, the member is longer
+            than its header says, or the array holds Python objects.
+        EOFError: the member ends before the array's last value.
+        Exception: the file is damaged in another way. ``read_arrays`` turns such an error, for
+            example zlib.error, into a DataError.
     """
     with archive.open(entry) as member:
         start = member.read(npy.MAGIC_LEN)
@@ -112,8 +125,18 @@ def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
 def _read_header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Read an array's shape, memory order and type from its npy header.
 
-    ``start`` has the first 8 bytes of the member, which are already read. The order is True for
-    Fortran order, in which columns come first. A malformed header raises a ValueError.
+    Args:
+        member: the open member of the archive. Its first 8 bytes have been read already.
+        start: these 8 bytes, which are the magic string and the version.
+
+    Returns:
+        The shape, the memory order and the type. The order is True for Fortran order, in which
+        columns come first, and False for C order. The next byte that ``member`` reads is the first
+        byte of the values.
+
+    Raises:
+        ValueError: the version is unknown, the header is malformed or too long, or a dimension of
+            the shape is negative or not an integer.
     """
     version = npy.read_magic(io.BytesIO(start))
     if version not in _READERS:
@@ -127,12 +150,15 @@ def _read_header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool
 def _read_into(flat: npt.NDArray[Any], member: IO[bytes]) -> None:
     """Read a member's remaining bytes into the one-dimensional array ``flat``.
 
-    Too few bytes raise an EOFError, and too many raise a ValueError. If the array is empty, nothing
-    is read.
+    One MiB is read at a time, because reading all at once would need twice the memory. If the array
+    is empty, nothing is read, and no error is raised.
+
+    Raises:
+        EOFError: the member has fewer bytes than the array.
+        ValueError: the member has more bytes than the array.
     """
     if not flat.nbytes:
         return
-    # In parts, because reading all at once would need twice the memory
     into = flat.view(np.uint8).data
     done = 0
     while done < len(into):

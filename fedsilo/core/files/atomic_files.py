@@ -26,9 +26,10 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
     """Open a regular file and return its descriptor. A pipe raises an error instead of blocking.
 
     Args:
-        path: the file, which must not be a symbolic link itself.
-        flags: flags as for ``os.open``, such as ``os.O_RDONLY``.
-        mode: the permissions of a new file.
+        path: the file, which must not be a symbolic link itself. Its folders may be links.
+        flags: flags as for ``os.open``, such as ``os.O_RDONLY``. Flags that prevent blocking and
+            the following of a link are added.
+        mode: permissions of a file that is created.
 
     Raises:
         OSError: the file cannot be opened, or is not a regular file.
@@ -60,11 +61,11 @@ def read_regular(path: Path) -> bytes:
 
 @contextmanager
 def naming(name: Path | str) -> Iterator[None]:
-    """Name the file in each disk error that the ``with`` block raises.
+    """Add a file's name to errors in the ``with`` block about a full or failing disk.
 
-    An OSError without a file name gets ``name`` if the disk is full, failing or read-only. A
-    used-up quota and a too large file count as well. Other errors are not changed. Every error is
-    raised again.
+    An OSError gets ``name`` if it has no file name and one of these causes: the disk is full,
+    failing or read-only, a quota is used up, or the file is too large. Other errors are not
+    changed. Every error is raised again.
     """
     try:
         yield
@@ -86,14 +87,18 @@ def write_atomically(
 ) -> None:
     """Write ``content`` to ``path`` so that a reader sees either the old content or all of the new.
 
+    Processes that write the same path take turns, and the file keeps the content written last.
+
     Args:
         path: the file. Missing parent folders are made.
-        content: bytes, or a string for UTF-8.
-        mode: the file's permissions.
-        lasting: whether the new content must survive a power cut.
+        content: bytes, or a string, which is written as UTF-8.
+        mode: the permissions that the file gets, even if an earlier file had others.
+        lasting: whether to synchronise the content to the disk before it replaces the old file. A
+            power cut then leaves no empty or incomplete file.
 
     Raises:
-        OSError: the file cannot be written. An earlier file is then unchanged.
+        OSError: the file cannot be written. The content of an earlier file is then unchanged. If
+            the disk is full or fails, the error names ``path``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary, handle = _open_part(path)
@@ -119,10 +124,18 @@ def write_atomically(
 
 
 def _open_part(path: Path) -> tuple[Path, int]:
-    """Open and lock the temporary file ``.<name>.part``, which later replaces ``path``.
+    """Open the temporary file that later replaces ``path``, and lock it.
 
-    The function waits for other processes. The file keeps its old content, so the caller must
-    truncate it. If the file system has no locks, a file with a random name is opened instead.
+    The file is ``.<name>.part`` in the same folder, with permissions 0600. It is created if it is
+    missing. Otherwise its old content stays, so the caller must truncate it. The function waits for
+    the file's lock, so no other process writes to the file. If the file system does not support
+    locks, a new file with a random name is opened instead, and ``.<name>.part`` is removed.
+
+    Returns:
+        The temporary file's path and its open descriptor.
+
+    Raises:
+        OSError: the file cannot be opened or locked.
     """
     temporary = path.with_name(f".{path.name}.part")
     while True:
@@ -149,9 +162,12 @@ def _open_part(path: Path) -> tuple[Path, int]:
 def hold_name(path: Path) -> Iterator[bool]:
     """Reserve a path while the ``with`` block runs, and yield whether this process holds the path.
 
-    The block gets False if another process holds the path. If the file system has no locks, it gets
-    True. Missing parent folders are made. A parent folder made here is removed after the block if
-    it is empty.
+    The block runs even if another process holds the path, and then gets False. If the file system
+    does not support locks, the block gets True although nothing is reserved.
+
+    The lock is on the file ``.<name>.held`` next to ``path``, whose missing parent folders are
+    created. After a block with True, the lock file is removed. The parent folder is removed too if
+    it was missing before and is empty now.
     """
     held, is_new_parent = path.with_name(f".{path.name}.held"), not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,8 +189,18 @@ def hold_name(path: Path) -> Iterator[bool]:
 def _lock_name(held: Path) -> int | None:
     """Lock a file that serves only as a lock, without waiting for other processes.
 
-    A missing file is created. The result is the open descriptor, or None if another process holds
-    the lock. If the file system has no locks, the file is only opened.
+    The file is created if it is missing. If another process removes the file just before this
+    process locks it, the function starts again. If the file system does not support locks, the file
+    is only opened.
+
+    Args:
+        held: the path of the file.
+
+    Returns:
+        The open descriptor; None if another process holds the lock.
+
+    Raises:
+        OSError: the file cannot be opened or locked.
     """
     while True:
         handle = open_regular(held, os.O_WRONLY | os.O_CREAT)
@@ -198,8 +224,13 @@ def _lock_name(held: Path) -> int | None:
 def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
     """Lock an open file or folder by ``flock``, and return whether it is now locked.
 
-    By default the function waits for other processes. With the flag ``LOCK_NB``, it returns False
-    if another process holds the lock. If the file system has no locks, it returns False too.
+    By default the function waits for other processes. It returns False if the file system does not
+    support locks. With the flag ``LOCK_NB``, it also returns False if another process holds the
+    lock. Other OSErrors are raised.
+
+    Args:
+        handle: the descriptor of the open file or folder. Closing it ends the lock.
+        operation: flags as for ``fcntl.flock``.
     """
     try:
         fcntl.flock(handle, operation)
@@ -214,9 +245,9 @@ def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
 def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
     """Make a temporary folder in ``folder`` for the ``with`` block, and yield its path.
 
-    The name is ``.<name>.part-`` plus a random ending. The folder is removed after the block, even
-    after an error. Older folders of the same ``name`` that killed processes left behind are removed
-    first.
+    The new folder is called ``.<name>.part-`` plus a random ending. It is locked during the block,
+    and removed after the block, even after an error. Older folders of the same ``name`` are removed
+    first unless they are locked, because killed processes left them behind. ``folder`` must exist.
     """
     prefix = f".{name}.part-"
     with _open_folder(folder) as parent, ExitStack() as held:
@@ -235,8 +266,9 @@ def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
 def _remove_left(scratch: Path) -> None:
     """Remove a temporary folder that a killed process left behind.
 
-    The folder stays if a process has locked it, or if the file system has no locks. A missing
-    folder, or a file that cannot be removed, raises no error.
+    The folder stays if a process has locked it, because that process still uses it. It also stays
+    if the file system does not support locks. A missing folder raises no error, and neither does a
+    file that cannot be removed.
     """
     with suppress(FileNotFoundError, NotADirectoryError), _open_folder(scratch) as handle:
         if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -256,15 +288,20 @@ def _open_folder(folder: Path) -> Iterator[int]:
 def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
     """Let ``fill`` write a new folder under a temporary name, then rename it to ``target``.
 
-    If ``target`` has content at the renaming, it stays, and no error is raised.
+    Missing parent folders are made. With ``replace``, an existing ``target`` is first moved aside,
+    and deleted after the renaming. If ``target`` is a folder with content when the new folder is
+    renamed, another process was faster. That process's folder then stays, the new one is deleted,
+    and no error is raised. After any other failure of the renaming, the old folder comes back.
 
     Args:
         target: the new folder's path.
-        fill: writes the content into the empty folder that it gets.
-        replace: whether to remove an existing ``target`` before the renaming.
+        fill: gets the path of an empty folder and writes the content into it.
+        replace: whether to replace an existing ``target``.
 
     Raises:
-        OSError: the folder cannot be written or renamed.
+        OSError: the folder cannot be written or renamed. If the disk is full or fails, the error
+            names ``target``.
+        Exception: any error that ``fill`` raises. The unfinished folder is removed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with naming(target), scratch_folder(target.parent, target.name) as scratch:

@@ -68,8 +68,9 @@ class FileModel(BaseModel):
     def _find_key_fault(cls, content: Any) -> str | None:
         """Describe the first unknown or missing key in a file's content; None if there is none.
 
-        The description continues a sentence, as in "lacks the key 'mean'". Unknown keys come before
-        missing ones. Content that is not a mapping is a fault too.
+        The description continues a sentence about the content, as in "lacks the key 'mean'".
+        Unknown keys come before missing ones. For an unknown key, the most similar known key is
+        suggested. Content that is not a mapping is a fault too.
         """
         is_required = {}
         for field in cls.model_fields.values():
@@ -115,16 +116,19 @@ def check_content(
     """Check the content of a YAML file by pydantic, and convert it to the type ``kind``.
 
     Args:
-        kind: a pydantic model or another type.
-        content: the parsed content.
-        refuse: builds the error from a sentence about the first fault.
-        quoted: whether the sentence may quote the wrong value, which must not be a patient's.
+        kind: a ``FileModel``, which is a pydantic model of a file, or another type that pydantic
+            can check.
+        content: the content, as parsed from YAML.
+        refuse: builds the error. It gets one sentence, which describes the first fault and does not
+            name the file.
+        quoted: whether the sentence may quote the wrong value. This must be False if the value may
+            come from a patient's record.
 
     Returns:
-        The content as ``kind``.
+        The content as an instance of ``kind``.
 
     Raises:
-        FedsiloError: the content does not fit ``kind``.
+        FedsiloError: the content does not fit ``kind``. ``refuse`` built this error.
     """
     try:
         return TypeAdapter(kind).validate_python(content)
@@ -147,8 +151,14 @@ _WORDS = {
 def _build_sentence(error: ErrorDetails, quoted: bool) -> str:
     """Build a sentence from one of pydantic's errors: the place of the wrong value, then the fault.
 
-    With ``quoted``, the value follows the place, unless it is a mapping. The whole content is
-    called "it". The type "fault" brings a whole sentence.
+    If the whole content is wrong, the place is called "it". Two types of errors from fedsilo's
+    validators bring a whole sentence. For the type "fault", that sentence is the result. For the
+    type "within", it follows the place and a colon.
+
+    Args:
+        error: the error, from pydantic or from one of fedsilo's validators.
+        quoted: whether the wrong value follows the place, as in "'mean' is 'x': it must be a
+            number". A value that is a mapping is never quoted.
     """
     said = str(error.get("ctx", {}).get("sentence", ""))
     if error["type"] == "fault":
@@ -166,8 +176,11 @@ def _build_sentence(error: ErrorDetails, quoted: bool) -> str:
 def place_of(path: tuple[int | str, ...]) -> str:
     """Describe the place of a value in nested content in words, as in "'columns', item 2, 'mean'".
 
-    List positions count from 1 in the words, but from 0 in ``path``. If the path ends with "[key]",
-    the key before it is wrong, and "[key]" is left out. An empty path gives an empty string.
+    List positions count from 1 in the words, but from 0 in ``path``. Keys are quoted, and cut to 60
+    characters with a '…'. An empty path gives an empty string.
+
+    If pydantic ends the path with "[key]", the key before it is wrong, and not the value. The
+    "[key]" is then left out, and the last key is quoted even if it is a number.
     """
     steps = list(path)
     if path[-1:] == ("[key]",):
@@ -185,11 +198,14 @@ def place_of(path: tuple[int | str, ...]) -> str:
 def as_text(value: Any) -> str:
     """Convert a value from a YAML file to a string, even if YAML read it as a number or date.
 
-    The string is in the Unicode form NFC.
+    The string is in the Unicode form NFC. pydantic calls this function for fields of the type
+    ``Text``.
 
     Raises:
         PydanticCustomError: the value has another type, such as the bool that YAML makes of 'yes'.
-            Unprintable characters are refused too, and so are more than 300 digits.
+            The error is also raised for a whole number of more than 300 digits, and for a string
+            with an unprintable character, such as a line end. Only the string of a single tab is
+            allowed.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float | date):
         raise misfit(
@@ -231,7 +247,8 @@ def _build_range_check(
     """Build a validator for a value from ``least`` to ``most``, both included, of certain types.
 
     The value's type must be one of ``types`` itself, not a subclass. Therefore True does not count
-    as an int. The error says "must be" and then ``wanted``.
+    as an int, and an int is not accepted for a float. In the error, ``wanted`` follows "must be"
+    and describes the allowed values.
     """
 
     def check(value: Any) -> Any:

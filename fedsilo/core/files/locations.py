@@ -54,7 +54,8 @@ def data_folder(places: Places, name: str, needs: str) -> Path:
     Args:
         places: the folders that the user has named.
         name: the name of the data set, for the error.
-        needs: the content of the folder, for the error, such as "with one CSV file per site".
+        needs: the content that the folder must have, for the error. These words follow "needs a
+            folder", such as "with one CSV file per site".
 
     Raises:
         DataError: the user has named no data folder.
@@ -67,13 +68,14 @@ def data_folder(places: Places, name: str, needs: str) -> Path:
 
 
 def weight_paths(named: str, places: Places) -> list[Path]:
-    """List the paths where a file of network weights may be, in the order to try them.
+    """List the paths where a file of network weights may be, in the order in which they are tried.
 
-    The cache's folder ``backbones`` comes first, then the data folder, if there is one. The files
-    need not exist.
+    The first path is in the cache's folder ``backbones``, to which ``fedsilo pretrain`` writes. The
+    second is in the data folder, if there is one. Whether the files exist is not checked.
 
     Args:
-        named: the file. If its path is absolute or begins with '~', it is the only result.
+        named: the file, relative to ``backbones`` and to the data folder. If it is an absolute path
+            or begins with '~', it is the only path in the list.
         places: the data folder and the cache folder.
     """
     given = Path(named).expanduser()

@@ -36,20 +36,25 @@ def json_digest(facts: Any) -> str:
 
 
 def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path], Read]) -> Read:
-    """Read a folder of cached files, after making it if it is missing or was altered.
+    """Read a folder of cached files. Before that, make the folder if it is missing or was altered.
 
-    A file with the SHA-256 of every other file shows changes.
+    A seal, a file with the SHA-256 of every other file, shows whether the folder was altered. The
+    folder's modification time is set to now, to mark it as recently used. If another process
+    removes the folder during ``read``, the folder is made and read again. At most ten attempts are
+    made.
 
     Args:
         target: the folder.
-        fill: writes the files into the new folder that it gets.
-        read: reads the folder.
+        fill: writes the files into a new folder, whose path it gets.
+        read: reads the folder. It need not check the content, because the seal was checked before.
 
     Returns:
         The result of ``read``.
 
     Raises:
-        DataError: the folder cannot be made or read.
+        DataError: the folder cannot be made, or was removed during each of ten attempts. The error
+            is also raised if ``read`` raises OSError, ValueError or EOFError although the folder is
+            still there.
     """
     for _ in range(_ATTEMPTS):
         _ensure_sealed(target, fill)
@@ -84,8 +89,16 @@ def _inode_of(folder: Path) -> int | None:
 def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
     """Make a folder and its seal if the folder is missing or does not match its seal.
 
-    The seal is a file with the SHA-256 of every other file. ``fill`` writes the files into a new
-    folder. Replacing an altered folder logs a warning.
+    The seal is a file with the SHA-256 of every other file. A folder that matches is left as it is,
+    and ``fill`` is not called. If the folder does not match, a warning is logged, and the new
+    folder replaces it.
+
+    Args:
+        target: the folder.
+        fill: writes the files into a new folder, whose path it gets.
+
+    Raises:
+        DataError: the folder cannot be written, or ``fill`` raises a DataError.
     """
 
     def make(work: Path) -> None:
@@ -117,11 +130,13 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
 def seal(folder: Path, name: str) -> None:
     """Seal a folder, so that later changes to its files are noticed.
 
-    The seal, ``seal.json``, has the SHA-256 of each other file, except hidden ones.
+    The seal, ``seal.json``, is a file in the folder with the SHA-256 of each other file. Hidden
+    files are not covered.
 
     Args:
         folder: the folder, which may still have a temporary name.
-        name: the folder's final name, which the seal contains.
+        name: the folder's final name. The seal contains this name, so the seal of another folder is
+            noticed.
 
     Raises:
         OSError: a file cannot be read, or the seal cannot be written.
@@ -133,9 +148,13 @@ def seal(folder: Path, name: str) -> None:
 def fault(folder: Path) -> str | None:
     """Describe how a folder differs from its seal, such as "were altered"; None if it does not.
 
-    The seal is a file with the SHA-256 of each other file. A missing or unreadable seal is a fault
-    too. The contents are hashed only if the size, times or inode of a file have changed since the
-    last recorded check.
+    The seal is a file with the SHA-256 of each other file. The description follows words such as
+    "the cached data in <folder>". An unreadable folder or seal gives a description instead of an
+    error.
+
+    Every call compares the names of the files with the seal. The contents are hashed only if the
+    size, times or inode of a file have changed since the last recorded check. A check without a
+    fault is recorded, unless a file changed less than two seconds before it.
     """
     try:
         sealed = _read_seal(folder)
@@ -165,8 +184,11 @@ def fault(folder: Path) -> str | None:
 def _read_seal(folder: Path) -> dict[str, str]:
     """Read the seal of a folder: a mapping from the name of each file to its SHA-256.
 
-    A missing seal raises a FileNotFoundError. A damaged or empty seal, or that of another folder,
-    raises a ValueError.
+    Whether the files match is not checked here.
+
+    Raises:
+        FileNotFoundError: the seal or the folder is missing.
+        ValueError: the seal is damaged, lists no files, or contains the name of another folder.
     """
     content = json.loads((folder / SEAL).read_text())
     files = None
@@ -186,8 +208,15 @@ def _list_files(folder: Path) -> set[str]:
 def _read_stamps(folder: Path, names: Iterable[str]) -> Stamps:
     """Read the size, times and inode of files, to see later whether a file may have changed.
 
-    The result maps each file name to [size in bytes, modification time, change time, inode], with
-    times in ns. A missing file raises a FileNotFoundError.
+    Args:
+        folder: the folder of the files.
+        names: the names of the files.
+
+    Returns:
+        File name -> [size in bytes, modification time, change time, inode], with times in ns.
+
+    Raises:
+        FileNotFoundError: one of the files is missing.
     """
     stamps = {}
     for name in names:

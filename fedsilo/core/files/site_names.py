@@ -65,8 +65,11 @@ def site_name_fault(name: str) -> str | None:
     """Explain in a sentence why a string cannot be a site's name; None if it can.
 
     A name has 1 to 64 visible characters in the Unicode form NFC. It begins with a letter, a digit
-    or '_', and has no separator such as '/' or '$'. The name 'all' is refused, because it stands
-    for the mean over sites.
+    or '_'. It has no separator such as '/' or '$', no two spaces in a row and no space at the end.
+    The encoded name of its folder has at most 160 characters.
+
+    The name 'all' is refused, because it stands for the mean over sites. Names that the form NFKC
+    turns into 'all' are refused too, but 'ALL' is accepted.
     """
     if is_site_name(name):
         # Another form of the same letters, such as full-width ones, would look like it
@@ -79,8 +82,15 @@ def site_name_fault(name: str) -> str | None:
 def _find_fault(name: str) -> str:
     """Explain in a clause which rule a name breaks; an empty string if it breaks none.
 
-    The rules limit the characters, the spaces and the length, also of the folder's name. The
-    reserved name 'all' breaks none of these rules.
+    The rules are checked in this order:
+
+    - The name has 1 to 64 characters, each accepted by ``is_visible``, in the Unicode form NFC.
+    - It begins with a letter, a digit or '_'.
+    - It has none of the characters that separate names elsewhere, such as '/' (``_SEPARATORS``).
+    - It does not have two spaces in a row or a space at its end.
+    - The site's folder, which ``folder_name`` names, has a name of at most 160 characters.
+
+    The reserved name 'all' breaks none of these rules.
     """
     if not 0 < len(name) <= LONGEST:
         return f"it must have 1 to {LONGEST} characters"
@@ -129,14 +139,14 @@ def find_by_site(paths: Mapping[str, Path]) -> dict[str, Path]:
     """Map each site to the user's folder or file that is named after it.
 
     Args:
-        paths: name of a folder, or of a file without its ending -> path. The name is a site's,
-            plain or as ``folder_name`` encodes it.
+        paths: name -> path. A name is that of a folder, or that of a file without its ending. It is
+            either a site's name, or a site's name as ``folder_name`` encodes it.
 
     Returns:
         Site -> its path, in the order of ``paths``.
 
     Raises:
-        DataError: two paths belong to one site, or a name cannot be a site's.
+        DataError: two paths belong to one site, or a name cannot be a site's name.
     """
     found: dict[str, Path] = {}
     for name, path in paths.items():

@@ -28,8 +28,8 @@ _ENTRY = "fedsilo"
 def state_digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
     """Compute the SHA-256 of arrays and facts, in hexadecimal.
 
-    The digest covers the names, types, shapes and bytes of the arrays, and the facts as JSON. Their
-    order does not matter.
+    The digest covers the names, types, shapes and bytes of the arrays, and the facts as JSON. The
+    order of the arrays and of the keys in ``facts`` does not matter.
 
     Args:
         arrays: arrays by name.
@@ -49,13 +49,14 @@ def state_digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
 def save_state(path: Path, arrays: Arrays, facts: Mapping[str, Any], mode: int = 0o644) -> None:
     """Write arrays and facts to one safetensors file, with a digest that shows later changes.
 
-    An existing file is replaced atomically.
+    An existing file is replaced atomically, and missing parent folders are made. Equal arrays and
+    facts give files with equal bytes. ``load_state`` reads the file and checks the digest.
 
     Args:
-        path: the file. Missing parent folders are made.
+        path: the file.
         arrays: arrays by name.
-        facts: further values by name.
-        mode: the file's permissions.
+        facts: further values by name, which JSON must be able to represent.
+        mode: the permissions of the file.
 
     Raises:
         TypeError: JSON cannot represent a value in ``facts``.

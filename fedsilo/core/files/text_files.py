@@ -27,11 +27,12 @@ is_plain_number = _DECIMAL.fullmatch
 def read_text(path: Path) -> str:
     """Read a text file, and return its content with line feeds as line ends.
 
-    The file must be in UTF-8, or in UTF-16 with a byte-order mark, which is removed.
+    The file must be in UTF-8, or in UTF-16 with a byte-order mark. A byte-order mark is removed.
 
     Raises:
-        DataError: the file cannot be read, is not a regular file, is larger than 1 GiB, or is not
-            text. The error names the reason, such as an Excel file.
+        DataError: the file is missing or cannot be read, is not a regular file, is larger than 1
+            GiB, or is not text. The error names the file and the reason. If the file looks like an
+            Excel, zip, Parquet or gzip file, the error names this format.
     """
     fault = file_fault(path)
     if fault is None:
@@ -47,11 +48,12 @@ def read_text(path: Path) -> str:
 def decode_text(content: bytes) -> str:
     """Decode the bytes of a text file: UTF-8, or UTF-16 with a byte-order mark.
 
-    The mark is removed, and every line end becomes a line feed.
+    The byte-order mark is removed, and every line end becomes a line feed.
 
     Raises:
-        ValueError: the bytes cannot be decoded, contain a NUL character, or begin like a packed
-            file such as Excel or zip. The message begins with "is", to follow the file's name.
+        ValueError: the bytes begin like an Excel, zip, Parquet or gzip file, cannot be decoded, or
+            decode to a text with a NUL character. The message begins with "is", to follow the
+            file's name. It also tells the user how to save the file.
     """
     for signature, kind in _PACKED.items():
         if content.startswith(signature):
@@ -72,9 +74,12 @@ def decode_text(content: bytes) -> str:
 def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
     """Explain why a file must not be read as a whole; None if no reason is found.
 
-    The reason follows the file's name. A pipe, a device and a file of more than ``most`` bytes, by
-    default 1 GiB, give a reason. A folder or a missing file gives None, because reading it raises a
-    better error.
+    Two reasons are possible, in words that follow the file's name. A pipe or device gives "is not a
+    file". A file of more than ``most`` bytes, by default 1 GiB, gives "has ... bytes, more than
+    ...".
+
+    A folder, a missing file and an unreadable file give None, because the attempt to read them
+    raises a better error.
     """
     try:
         found = path.stat()
@@ -98,9 +103,13 @@ def normalise_name(name: str) -> str:
 def same_text(token: str) -> str:
     """Convert the string of a value to a standard form, so that equal values become equal strings.
 
-    White space at both ends is removed, and Unicode is composed (NFC). Plain decimal numbers get
-    one form, so '4.0' and '+4' become '4'. Numbers with an exponent, or of 2^53 and more, stay
-    unchanged, because they may be identifiers.
+    White space at both ends is removed, and Unicode is composed (NFC). 'nan' becomes lower case. A
+    plain decimal number is read as a float64. A whole one is written as an integer, so '4.0' and
+    '+4' become '4'. Any other one is written as Python writes a float, so '0.00001' becomes
+    '1e-05'.
+
+    Two kinds of numbers stay unchanged, because they may be identifiers: those with an exponent,
+    such as '1E1', and those whose absolute value is 2^53 or more.
     """
     text = normalise_name(token)
     if text.lower() == "nan":
@@ -145,7 +154,9 @@ class Marks:
 def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, list[str]]]:
     """Split the text of a CSV file into rows, each as (line number in the file, cells).
 
-    Empty rows are left out. A row of several lines gets the number of the last.
+    Empty rows are left out. Rows may differ in their number of cells. A row with a quoted line end
+    covers several lines, and gets the number of the last one. Python's csv module reads the text in
+    its non-strict mode, which accepts most quotes in wrong places.
 
     Args:
         text: the content of the file.
@@ -153,7 +164,8 @@ def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, li
         delimiter: the character between two cells.
 
     Raises:
-        DataError: Python's csv module refuses the text.
+        DataError: the csv module refuses the text, for example because a cell has more than 131,072
+            characters. The error names the file and the line.
     """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
@@ -167,19 +179,22 @@ def read_rows(
 ) -> list[tuple[int, dict[str, str]]]:
     """Read the rows of a CSV file whose first row has the names of the columns.
 
-    White space at both ends of names and values is removed.
+    White space at both ends of names and values is removed, and Unicode in names is composed (NFC).
+    Values stay strings and may be empty. Empty rows are skipped.
 
     Args:
         path: the file.
-        needed: required columns.
-        optional: further allowed columns; None allows any.
+        needed: columns that the file must have.
+        optional: further columns that the file may have; None allows any.
         delimiter: the character between two values.
 
     Returns:
-        Line number and column -> value, for each row.
+        A pair for each row: its line number in the file, and a mapping from column to value. The
+        list is empty if the file has only a header.
 
     Raises:
-        DataError: the file cannot be read, or a column or row does not fit.
+        DataError: the file cannot be read as text or as CSV, a row has too few or too many values,
+            or a column is missing, unknown or named twice.
     """
     lines = csv_lines(read_text(path), str(path), delimiter)
     header: list[str] = []
@@ -202,10 +217,12 @@ def read_rows(
 def _find_header_fault(
     header: Sequence[str], needed: Sequence[str], optional: Sequence[str] | None
 ) -> str | None:
-    """Describe the faults in the column names of a CSV file in a clause; None if there are none.
+    """Describe the faults in the column names of a CSV file, in one clause; None if there are none.
 
-    A column may be missing, repeated or unknown. With ``optional`` as None, no column is unknown.
-    Unknown columns are only counted.
+    Three faults are possible: a needed column is missing, a name occurs twice, or a column is
+    unknown. With ``optional`` as None, no column is unknown. The clause names all needed and
+    optional columns, and the missing needed ones. Unknown columns are only counted, because in a
+    file without a header they would be a patient's values.
     """
     missing = [name for name in needed if name not in header]
     # Surplus names are only counted: without a header they would be a patient's values

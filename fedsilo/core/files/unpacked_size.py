@@ -31,7 +31,8 @@ def most_unpacked(path: Path) -> int:
     """Return the largest allowed size, in bytes, of the unpacked content of a file.
 
     The size is $FEDSILO_MOST_UNPACKED or, if that is not set, 1 GiB. It is at least 16 times the
-    file's size on disk. A missing file counts as 0 bytes.
+    file's size on disk. Only allocated blocks count as size on disk, so a sparse file has a small
+    one. A missing file counts as 0 bytes.
 
     Raises:
         SettingError: $FEDSILO_MOST_UNPACKED is not a whole number above 0.
@@ -82,14 +83,14 @@ def check_unpacked(path: Path, size: int) -> None:
 def check_members(path: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
     """Check that a zip's members are stored or deflated, and that their total size is allowed.
 
-    The total is the sum of the sizes that the zip states.
+    The total is the sum of the sizes that the zip states. No member unpacks to more than its stated
+    size, because zipfile stops there. Other compression methods are refused, because zipfile could
+    unpack more bytes at once than requested.
 
     Raises:
-        DataError: a member has another compression method, or the total is more than
-            ``most_unpacked`` allows.
+        DataError: a member has another compression method, or the stated sizes together are more
+            than ``most_unpacked`` allows.
     """
-    # Stated sizes suffice, because zipfile stops at them. Other methods could unpack
-    # more bytes at once than requested
     size = 0
     for entry in entries:
         if entry.compress_type not in PACKINGS:

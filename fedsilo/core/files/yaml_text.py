@@ -53,11 +53,13 @@ def read_yaml(
 
     Args:
         path: the file.
-        error: the class of the error to raise.
-        parse: parses the text. It also gets the path as a string. None stands for ``parse_yaml``.
+        error: the class of the error to raise if the file cannot be used.
+        parse: parses the file's text. Its second argument is the path as a string, for errors. None
+            stands for ``parse_yaml``.
 
     Raises:
-        FedsiloError: the file cannot be read or parsed, is larger than 1 GiB, or is not UTF-8.
+        FedsiloError: the file cannot be read, is larger than 1 GiB or is not UTF-8, or ``parse``
+            raises a YamlError. The class of the error is ``error``.
     """
     fault = file_fault(path)
     if fault is None:
@@ -85,11 +87,12 @@ def parse_yaml(text: str, file: str = "it") -> Any:
 
     Args:
         text: the string.
-        file: the name of the file or setting, which begins each error.
+        file: the name of the file or setting that has the string. Each error begins with this name.
 
     Raises:
-        YamlError: the string is not valid YAML, has a key twice in a mapping, contains itself by an
-            alias, or is too large. At most 32 levels are allowed.
+        YamlError: the string is not valid YAML, has a key twice in a mapping, has a forbidden
+            character, contains itself by an alias, or is too large. The limits are 2^19 characters
+            in all, 300 characters in a single value, 32 levels and 1,000,000 values.
     """
     try:
         if len(text) > _LONGEST_TEXT:
@@ -115,8 +118,12 @@ def parse_yaml(text: str, file: str = "it") -> Any:
 def _refuse_deep(text: str) -> None:
     """Check that lists and mappings in a YAML text are nested at most 32 levels deep.
 
-    A deeper one raises a YamlError that names the line. No nodes are built, because libyaml would
-    overflow the stack on deep ones.
+    The text is parsed without building nodes, because libyaml would overflow the stack while it
+    builds deeply nested nodes.
+
+    Raises:
+        YamlError: a list or mapping is nested too deep. The error names the line.
+        yaml.YAMLError: the text is not valid YAML for another reason.
     """
     depth, line = 0, 0
     try:
@@ -138,10 +145,22 @@ def _refuse_deep(text: str) -> None:
 
 
 def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
-    """Check a node of parsed YAML and all nodes below it, and return its number of values.
+    """Check a node of parsed YAML and all nodes below it, and return the number of values in it.
 
-    A repetition by an alias counts again. ``sizes`` maps ids of nodes to their numbers of values,
-    or to 0 during their check. A fault raises a YamlError.
+    A scalar is one value. A mapping or list counts as one value itself, plus the values in its keys
+    and items. Nodes that aliases repeat count each time, because a short text with aliases could
+    otherwise fill the memory.
+
+    Args:
+        node: the node.
+        loader: constructs the keys of a mapping, so that they can be compared.
+        sizes: id of a node -> its number of values, for all nodes checked so far. This function
+            adds to the mapping, and checks no node twice. During its check a node has the number 0.
+            A node that is found again with 0 therefore contains itself.
+
+    Raises:
+        YamlError: a scalar is too long or has a forbidden character, a mapping has a key twice, a
+            node contains itself, or there are more than 1,000,000 values.
     """
     known = sizes.get(id(node))
     if known == 0:
@@ -160,7 +179,6 @@ def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int])
         below = node.value
     if fault:
         raise YamlError(fault)
-    # A short text with many aliases could otherwise fill the memory
     size = 1
     for child in below:
         size += _check_node(child, loader, sizes)
@@ -173,8 +191,9 @@ def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int])
 def _find_scalar_fault(node: yaml.ScalarNode) -> str | None:
     """Describe the fault in a scalar's text; None if it has none.
 
-    The description follows the file's name. The text must have at most 300 characters and no lone
-    surrogates. The only control characters allowed are tab, line feed and carriage return.
+    The description follows the file's name, as in "contains a character that is not text (line 3)".
+    The text must have at most 300 characters and no lone surrogates. The only control characters
+    allowed are tab, line feed and carriage return.
     """
     if _UNWRITABLE.search(node.value):
         return f"contains a character that is not text (line {_line_of(node)})"
@@ -188,7 +207,8 @@ def _find_duplicate_key(node: yaml.MappingNode, loader: yaml.SafeLoader) -> str 
     """Describe the first key that a mapping has twice; None if all keys differ.
 
     The description follows the file's name, as in "has the key 'a' twice (line 3)". Keys are
-    compared as YAML reads them, so 1 and 01 are equal.
+    compared as YAML reads them, so 1 and 01 are equal. The keys of nested mappings are not
+    compared. Keys that are lists or mappings are skipped.
     """
     keys = set()
     for key_node, _ in node.value:
@@ -214,15 +234,17 @@ def _line_of(node: yaml.Node | yaml.NodeEvent) -> int:
 def parse_structure(key: str, text: str, example: str) -> Any:
     """Parse a setting's value, which is a YAML string, into a mapping or a list.
 
-    Strings such as "1e-3" become floats. An empty value gives an empty result.
+    Strings such as "1e-3", which YAML 1.1 does not read as numbers, become floats at any depth. An
+    empty value gives an empty mapping or list. The keys and values are not checked.
 
     Args:
         key: the setting, for errors.
-        text: the value.
-        example: a valid value, which errors show. The result has its type.
+        text: the value of the setting.
+        example: a valid value, which errors show. If it is a mapping, the result must be one too,
+            and likewise for a list.
 
     Raises:
-        SettingError: the value is not valid YAML, or has another type.
+        SettingError: the value is not valid YAML, or its content has another type.
     """
     # The example serves two purposes: it has the wanted type, and errors show it to the user
     kind: type = type(parse_yaml(example))

@@ -137,9 +137,13 @@ OPTIONS: Mapping[tuple[str, str], str] = {
 def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
     """Map each removed setting on which private states depend to its former default.
 
-    A private state has the arrays that a site keeps between messages, and a digest of the settings.
-    The digest still includes removed settings, so earlier states open. A removed setting of a group
-    counts only if ``settings`` has the group.
+    A private state has the arrays that a site keeps for itself between messages. It is stored with
+    a digest of the settings, which the site compares before it opens the state. The digest still
+    includes removed settings by their defaults, so that a site can open the states of earlier
+    versions.
+
+    Only removed settings that are marked ``decides_state`` are returned. A removed setting of a
+    group is left out if no key in ``settings`` has that group.
 
     Args:
         settings: today's settings by key.
@@ -195,13 +199,17 @@ def with_current_keys(
 ) -> dict[str, V]:
     """Return a copy of ``values`` with today's keys in place of former names of settings.
 
+    A former name is accepted, and noted for the warning that ``tell_renamed`` logs later. Keys that
+    are not former names are not checked.
+
     Args:
-        values: values by the key of a setting.
-        where: the file of the settings, for errors; empty if typed.
-        quietly: whether to leave former names out of the warning that ``tell_renamed`` logs.
+        values: settings by key, or other values by the key of a setting.
+        where: the file that the settings come from, for errors; empty if the user typed them.
+        quietly: whether to leave former names out of that warning. A run's record is read quietly,
+            because users cannot change it.
 
     Raises:
-        SettingError: a setting has both its former name and today's key.
+        SettingError: ``values`` has both the former name and today's key of one setting.
     """
     current = {}
     for name, value in values.items():
@@ -230,14 +238,17 @@ def current_settings(
 ) -> dict[str, Value]:
     """Convert settings of an earlier version to today's keys, and drop removed settings.
 
+    A removed setting is dropped only if it has its former default. Unknown settings stay.
+
     Args:
-        values: settings by key. Unknown ones stay.
-        where: the file of the settings, for errors; empty if typed.
-        quietly: whether to log no warning of former names.
+        values: settings by key.
+        where: the file that the settings come from, for errors; empty if the user typed them.
+        quietly: whether to leave former names out of the warning that ``tell_renamed`` logs. A
+            run's record is read quietly, because users cannot change it.
 
     Raises:
-        SettingError: a removed setting differs from its former default, a value is no longer
-            allowed, or a setting is given twice.
+        SettingError: a removed setting does not have its former default, a setting has a value that
+            is no longer allowed, or a setting is given by its former name and by today's key.
     """
     remaining = {}
     for key, value in with_current_keys(values, where, quietly=quietly).items():

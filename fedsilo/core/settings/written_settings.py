@@ -22,15 +22,20 @@ def flat_values(
 ) -> dict[str, Value]:
     """Convert the settings of a file to flat settings with keys ``group.key``.
 
-    For a setting that takes YAML, a mapping or list becomes JSON. Former names become today's keys.
+    The file may have settings in groups, which are mappings, and settings that are flat already. If
+    a setting takes a YAML string, the file may have a mapping or a list instead, which becomes
+    JSON. Former names are replaced by today's keys. Unknown settings stay.
 
     Args:
-        content: settings, flat or in one mapping per group.
-        where: begins each error; empty for none.
-        quietly: whether to log no former names.
+        content: the content of a file, or a part of it.
+        where: the file that the settings come from, which begins each error; empty for none.
+        quietly: whether to leave former names out of the log. A run's record is read quietly,
+            because users cannot change it.
 
     Raises:
-        SettingError: a value has a wrong type, or a setting is given twice.
+        SettingError: a value is not a bool, a number or a string, and is not a mapping or list for
+            a setting that takes YAML. An empty group is refused too. The error is also raised if a
+            setting is given twice: flat and in its group, or under today's key and a former name.
     """
     flat: dict[str, Value] = {}
     for key, declared in content.items():
@@ -52,8 +57,17 @@ def flat_values(
 def _single_value(key: str, value: Any, where: str) -> Value:
     """Convert a setting's value from a file to a value that Flower's run config can hold.
 
-    A bool, number or string stays unchanged. A mapping or list becomes a JSON string if the setting
-    takes YAML. Otherwise a SettingError, which begins with ``where``, is raised.
+    A bool, a number or a string is returned unchanged. Some settings take a YAML string. Their
+    value may also be a mapping or a list, which becomes a JSON string.
+
+    Args:
+        key: the setting, with its group.
+        value: the value, as parsed.
+        where: the file that the value comes from, which begins the error; empty for none.
+
+    Raises:
+        SettingError: the value has another type, or is a mapping or list although the setting does
+            not take YAML.
     """
     if key in _STRUCTURED and isinstance(value, dict | list):
         return json.dumps(value)

@@ -47,12 +47,26 @@ class MadeBackup:
 def back_up(folder: Path, target: Path, passphrase: str, say: Say) -> MadeBackup:
     """Back up a deployment, which may be running, into the new encrypted file ``target``.
 
-    Runs go on meanwhile, but other commands cannot change the deployment. ``say`` reports each
-    symbolic link that is left out.
+    Meanwhile, other commands cannot change the deployment, but runs go on. If a run's writing makes
+    the copy inconsistent, everything is copied again, at most five times in all. Only the owner can
+    read the file.
+
+    Args:
+        folder: the deployment's folder.
+        target: the backup's file, which must not exist. It appears only when it is complete.
+        passphrase: encrypts the copy. Without it nobody can restore the backup.
+        say: prints one line for a symbolic link that is left out.
+
+    Returns:
+        The backup's path, its size in bytes and its manifest.
 
     Raises:
-        BackupError: the target cannot be used, or runs changed files during five copies.
-        DeploymentError: there is no deployment, or another command is changing it.
+        BackupError: the target exists, its folder is missing, or it is in a subfolder of the
+            deployment. Also raised if the database or the authority's certificate cannot be read,
+            or if all five copies are inconsistent.
+        DeploymentError: the folder does not contain a deployment, or another command is changing
+            it.
+        OSError: a file cannot be read or written.
     """
     target = target.expanduser().resolve()
     with open_locked(folder) as deployment, naming(target):
@@ -72,10 +86,14 @@ def back_up(folder: Path, target: Path, passphrase: str, say: Say) -> MadeBackup
 
 
 def _refuse_target(target: Path, deployment: Deployment) -> None:
-    """Raise a ``BackupError`` unless a new backup can be written to ``target``.
+    """Check that a new backup can be written to ``target``.
 
-    The target must not exist, not even as a broken link, and its folder must exist. It may be
-    directly in the deployment's folder, but not in a subfolder.
+    The target must not exist, not even as a broken link, and its folder must exist. A target in a
+    subfolder of the deployment is refused, because backups copy the subfolders. A target directly
+    in the deployment's folder is accepted.
+
+    Raises:
+        BackupError: one of these conditions is not met.
     """
     fault = ""
     if os.path.lexists(target):
@@ -91,10 +109,25 @@ def _refuse_target(target: Path, deployment: Deployment) -> None:
 def _write_consistent(
     deployment: Deployment, part: Path, unsealed: Path, passphrase: str, say: Say
 ) -> Manifest:
-    """Write a backup of a deployment to the file ``part``, and return its manifest.
+    """Write a backup of a deployment to the file ``part``, until a copy is consistent.
 
-    If a run replaced files meanwhile, everything is copied again. After five copies, a
-    ``BackupError`` is raised. The folder ``unsealed`` is for files that are not encrypted yet.
+    ``BackupCopy.copy_all`` decides whether a copy is consistent. A restored deployment can resume
+    its runs only from a consistent copy. At most five copies are made. Each copy begins with the
+    database and ends with deployment.json.
+
+    Args:
+        deployment: the deployment, which may be running.
+        part: the file to write. Each new copy replaces the last one.
+        unsealed: a folder for files that are not encrypted yet.
+        passphrase: the passphrase of the backup.
+        say: prints one line for a symbolic link that is left out, during the first copy only.
+
+    Returns:
+        The manifest of the backup, which lists its files.
+
+    Raises:
+        BackupError: all five copies are inconsistent, or the database or the authority's
+            certificate cannot be read.
     """
     for attempt in range(_ATTEMPTS):
         # Later attempts leave out the same links, so only the first one names them
@@ -126,10 +159,14 @@ def _say_nothing(text: str) -> None:
 
 
 def _copy_database(deployment: Deployment, writer: SealedWriter, scratch: Path) -> None:
-    """Add a copy of the server's database, which may be in use, to a backup.
+    """Add a copy of the server's database to a backup.
 
-    The folder ``scratch`` holds the copy until it is encrypted. If the server has never run,
-    nothing is added. A database that cannot be read raises a ``BackupError``.
+    The database may be in use. Therefore SQLite's online backup first copies it into the folder
+    ``scratch``, and ``writer`` then adds the copy. If the server has never run, there is no
+    database, and nothing is added.
+
+    Raises:
+        BackupError: the database cannot be read.
     """
     source = deployment.home(SERVER) / DATABASE
     if not source.is_file():
@@ -209,14 +246,27 @@ class Restored:
 
 
 def restore(source: Path, folder: Path, passphrase: Callable[[], str]) -> Restored:
-    """Restore a deployment from a backup into a missing or empty folder, without starting it.
+    """Restore a deployment from a backup into a new or empty folder, without starting anything.
 
-    The folder appears after all files were checked and decrypted. The result has notes for the
-    operator, for example about another version of Flower.
+    The folder appears only after all files were checked and decrypted. Only its owner can read the
+    files. Paths in deployment.json that lead into the old folder are changed to the new one.
+
+    Args:
+        source: the backup.
+        folder: the folder of the restored deployment, which must be missing or empty.
+        passphrase: returns the passphrase. It is called after the backup's files and the folder
+            have been checked.
+
+    Returns:
+        The deployment, the backup's manifest, and notes for the operator, such as a different
+        version of Flower.
 
     Raises:
-        BackupError: the folder is in use, the backup is damaged, or the passphrase is wrong.
-        DeploymentError: a deployment.json is damaged.
+        BackupError: the folder is in use, the backup is truncated, altered or of another format, or
+            the passphrase is wrong.
+        DeploymentError: the restored deployment.json cannot be used, and the new folder stays. Also
+            raised if the folder already contains a damaged deployment.
+        OSError: a file cannot be read or written.
     """
     source, folder = source.expanduser(), folder.expanduser().resolve()
     with os.fdopen(open_regular(source.resolve(), os.O_RDONLY), "rb") as file:
@@ -236,10 +286,14 @@ def restore(source: Path, folder: Path, passphrase: Callable[[], str]) -> Restor
 
 
 def _refuse_used_folder(folder: Path, manifest: Manifest) -> None:
-    """Raise a ``BackupError`` unless the folder for a restored deployment is missing or empty.
+    """Check that the folder for a restored deployment does not exist or is empty.
 
-    The message says whether the folder contains the deployment of this backup, another deployment
-    or other files. Equal certificates of the authority mean the same deployment.
+    Raises:
+        BackupError: the path is a file, or the folder is not empty. The message says whether the
+            folder contains this backup's deployment, another deployment or other files. Deployments
+            with equal certificates of the authority count as the same. Also raised if the
+            certificate in the folder cannot be read.
+        DeploymentError: the folder contains a damaged deployment.
     """
     fault = ""
     if is_deployment(folder):
@@ -258,8 +312,13 @@ def _refuse_used_folder(folder: Path, manifest: Manifest) -> None:
 def _replace_old_paths(folder: Path, before: str, now: str) -> None:
     """Change the paths in a restored deployment.json from the old folder to the new one.
 
-    A path in a site's settings is changed only if it leads into ``before``. ``folder`` contains
-    deployment.json now. ``before`` and ``now`` are absolute paths.
+    The field ``folder`` becomes ``now``. A path in a site's node config is changed only if it leads
+    into the old folder. Other paths stay, such as a path to data elsewhere.
+
+    Args:
+        folder: the folder that contains deployment.json now. It may have a temporary name.
+        before: the old folder of the deployment, as an absolute path.
+        now: the final folder of the deployment, as an absolute path.
     """
     path = folder / FILE
     plan = json.loads(path.read_text(encoding="utf-8"))
@@ -274,8 +333,12 @@ def _replace_old_paths(folder: Path, before: str, now: str) -> None:
 def _list_notes(deployment: Deployment, manifest: Manifest) -> list[str]:
     """List notes for the operator of a restored deployment, one sentence each.
 
-    They name software with another version than in the backup. They remind of the address that
-    hospitals use. They warn that epsilon spent by local sites after the backup is missing.
+    There is a note for each of these cases that applies:
+
+    - The version of fedsilo, its git revision or the version of Flower differs from the backup's.
+    - The deployment has an address for hospitals, which must now lead to this machine.
+    - There are sites on this machine. The backup lacks the epsilon that they spent after it was
+      made.
     """
     # Other versions may refuse the hospitals' messages, or number them differently
     notes = []

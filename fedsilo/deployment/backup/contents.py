@@ -33,12 +33,18 @@ class BackupCopy:
     def copy_all(self) -> bool:
         """Copy the deployment's files into the backup, and return whether the copy is consistent.
 
-        The caller copies the database and deployment.json. Logs, locks, caches and symbolic links
-        are left out.
+        The order is: secrets and the hospitals' kits, run directories, other files of the server,
+        sites on this machine. The caller copies the database and deployment.json. Logs, locks,
+        temporary files, caches, Flower's folders and symbolic links are not copied. ``say`` reports
+        links, except those directly in the folder of runs.
 
-        The copy is inconsistent if a site's file changed meanwhile, or a run deleted all
-        checkpoints too early. With sites on this machine, a newer checkpoint makes it inconsistent
-        too.
+        Returns:
+            False in each of these cases, otherwise True:
+
+            - A site's file changed while the site was copied.
+            - A run deleted all its checkpoints before they could be copied.
+            - There are sites on this machine, and a run has written a newer checkpoint since it
+              was copied. The sites' files may then be too new for the copied checkpoint.
         """
         folder = self.deployment.folder
         for part in (self.deployment.secrets, folder / "kits"):
@@ -69,10 +75,12 @@ class BackupCopy:
         return [RunDirectory(path) for path in sorted(folders)]
 
     def _copy_run(self, run: RunDirectory) -> str | None:
-        """Copy a run directory, and return the file name of the newest checkpoint that was copied.
+        """Copy a run directory, its checkpoints before its other files, because the run may go on.
 
-        The name is empty if the run has no checkpoints. The result is None if the run deleted all
-        checkpoints before they were copied.
+        Returns:
+            The file name of the newest checkpoint that was copied, or an empty string if the run
+            had no checkpoints. The result is None if the run deleted all checkpoints before they
+            were copied.
         """
         # The newest first, because a run that goes on deletes its oldest
         present = sorted(run.checkpoints.glob("round-*.safetensors"), reverse=True)
@@ -85,8 +93,9 @@ class BackupCopy:
     def _copy_site(self, site: str) -> bool:
         """Copy the files of a site on this machine, and return whether they all stayed the same.
 
-        New, missing and rewritten files count as changes. Flower's folder and the cache of decoded
-        data are left out.
+        The files are listed before and after the copy. A file has changed if its size or the
+        time of its last write differs, or if it is new or gone. Flower's folder and the cache of
+        decoded data are left out.
         """
         # Flower comes with it, which a restoration does not need
         from fedsilo.client_app.site.node import OWN
@@ -130,8 +139,12 @@ def _is_own_folder(path: Path) -> bool:
 def _files_in(folder: Path, left_out: Collection[Path]) -> Iterator[Path]:
     """Yield the files below a folder that a backup copies, and all symbolic links to folders.
 
-    Links are never followed. Logs, locks, temporary files, the database and the folders
-    ``left_out`` are skipped. Within a folder, files are sorted by name.
+    Links are yielded so that the caller can report them, and are never followed. Logs (.log), locks
+    (.lock), temporary files (such as ``.NAME.part-1``), the database and the folders ``left_out``
+    are skipped.
+
+    In each folder, links to folders come first, then files and links to files, then subfolders.
+    Each group is sorted by name.
     """
     for parent, folders, names in os.walk(folder):
         kept = []
@@ -151,8 +164,14 @@ def _files_in(folder: Path, left_out: Collection[Path]) -> Iterator[Path]:
 def _take_snapshot(folder: Path, left_out: Collection[Path]) -> _Snapshot:
     """Record the size and the time of the last write of each file that a backup would copy.
 
-    The result maps a path to bytes and nanoseconds. Files that vanish meanwhile and the folders
-    ``left_out`` are skipped.
+    Files that vanish meanwhile are left out. Two equal snapshots show that no file has changed.
+
+    Args:
+        folder: the folder whose files are recorded.
+        left_out: folders below it that are skipped.
+
+    Returns:
+        path -> (size in bytes, time in nanoseconds).
     """
     found = {}
     for path in _files_in(folder, left_out):

@@ -12,14 +12,17 @@ _SHORTEST = 12  # characters
 
 
 def read_passphrase(file: Path | None, *, is_new: bool) -> str:
-    """Read the passphrase of a backup from the first line of a file, or ask for it at the terminal.
+    """Read the passphrase of a backup from a file, or ask for it at the terminal.
 
-    Without a file, the terminal asks, twice if ``is_new``. A passphrase needs at least 12
-    characters.
+    Args:
+        file: the file, whose first line is the passphrase. Only its owner may have access to it.
+            None means to ask at the terminal.
+        is_new: whether the passphrase is for a new backup. The terminal then asks for it twice.
 
     Raises:
-        SettingError: other users may access the file, there is no terminal, the two answers differ,
-            or the passphrase is too short.
+        SettingError: the file's mode gives other users any access, there is no terminal, the two
+            answers differ, or the passphrase has fewer than 12 characters.
+        OSError: the file cannot be read.
     """
     if file is not None:
         passphrase, fault = _read_file(file.expanduser())
@@ -37,8 +40,13 @@ def read_passphrase(file: Path | None, *, is_new: bool) -> str:
 def _read_file(file: Path) -> tuple[str, str]:
     """Read the passphrase from the first line of a file that only its owner may access.
 
-    The result is the passphrase and an empty text. If other users may access the file, it is an
-    empty passphrase and a sentence with the remedy.
+    Returns:
+        A tuple of the passphrase, without its line end, and an empty text. If the file's mode gives
+        other users any access, the tuple has an empty text and a sentence with the reason and the
+        remedy.
+
+    Raises:
+        OSError: the file cannot be read, or is not a regular file.
     """
     with os.fdopen(open_regular(file, os.O_RDONLY), encoding="utf-8", errors="replace") as opened:
         # The mode of the open file, because another file could get this path after a check

@@ -107,13 +107,18 @@ class Keys:
 def derive_keys(passphrase: str, salt: str, cost: int) -> Keys:
     """Derive the two keys of a backup from its passphrase with scrypt, which is slow on purpose.
 
+    Equal arguments give equal keys.
+
     Args:
-        passphrase: a text of any length.
-        salt: hexadecimal digits.
-        cost: scrypt's n, a power of 2. Time and memory grow in proportion.
+        passphrase: the passphrase, of any length.
+        salt: the backup's salt, in hexadecimal digits.
+        cost: scrypt's n, a power of 2. The time and the memory grow in proportion to it.
 
     Returns:
         Two keys of 32 bytes: one for the files, one for the manifest's seal.
+
+    Raises:
+        ValueError: ``cost`` is not a power of 2.
     """
     from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
@@ -125,8 +130,14 @@ def derive_keys(passphrase: str, salt: str, cost: int) -> Keys:
 def _nonce(number: int, chunk: int, is_last: bool) -> bytes:
     """Build the nonce of 12 bytes with which one chunk of a file is encrypted.
 
-    Each chunk of a backup has another nonce, so a moved chunk does not decrypt. ``number`` counts
-    the backup's files from 0, and ``chunk`` the file's chunks.
+    The nonce has ``number`` (4 bytes), ``is_last`` (1 byte), three zero bytes, and ``chunk`` (4
+    bytes), in big-endian order. It is different for every chunk of a backup. The reader builds the
+    same nonce from a chunk's place, so a moved or missing chunk does not decrypt.
+
+    Args:
+        number: the file's number in the backup, from 0.
+        chunk: the chunk's number in the file, from 0.
+        is_last: whether the chunk is the file's last one.
     """
     return struct.pack(">I?xxxI", number, is_last, chunk)
 
@@ -199,9 +210,14 @@ class SealedWriter:
     def finish(self, made: str, versions: Mapping[str, str], origin: Origin) -> Manifest:
         """Add the manifest to the backup as its last entry, and return the manifest.
 
-        It lists the files with their sizes and SHA-256 values. Its seal, an HMAC with a key from
-        the passphrase, reveals changes. ``made`` is the time in ISO 8601, UTC. ``versions`` maps
-        software to its version. Call this function once, after all files were added.
+        The manifest lists the files with their sizes and SHA-256 values. Its seal is an HMAC with a
+        key derived from the passphrase. A reader uses the seal to detect a changed manifest. Call
+        this function once, after all files were added.
+
+        Args:
+            made: the time of the backup in ISO 8601, UTC.
+            versions: software -> its version on this machine.
+            origin: the deployment that the backup is from.
         """
         manifest = Manifest(
             made=made,
@@ -254,8 +270,9 @@ class SealedReader:
     def _find_damage(self) -> str:
         """Describe the first fault of the backup's files, or return an empty string.
 
-        The names in the manifest and the zip must be equal and stay inside the folder. Each file
-        must be readable and have its SHA-256. The passphrase is not needed.
+        The names in the manifest are compared with the names in the zip first. Then each file is
+        checked in the manifest's order. A file is faulty if its name leads out of the folder, it
+        cannot be read, or its SHA-256 differs from the manifest's. The passphrase is not needed.
         """
         listed = {_FILES + name for name in self.manifest.files}
         present = {entry.filename for entry in self._zip.infolist()} - {MANIFEST}
@@ -298,7 +315,11 @@ class SealedReader:
     def extract(self, keys: Keys, folder: Path) -> None:
         """Decrypt all files of the backup into an existing folder.
 
-        Only the owner can read the files and the subfolders.
+        Only the owner can read the files and the folders below ``folder``.
+
+        Args:
+            keys: the keys that ``unlock`` returned.
+            folder: the folder, in which none of the files may exist yet.
 
         Raises:
             BackupError: a file does not decrypt, so it was altered together with its SHA-256.

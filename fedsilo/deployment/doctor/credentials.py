@@ -35,11 +35,17 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # variables that gRPC ob
 def check_secret(path: Path, marker: str, private: bool) -> Path:
     """Check that the file of a certificate or a key can be used, and return its path.
 
-    It must be a regular file that contains the text ``marker``, such as "BEGIN CERTIFICATE". If
-    ``private`` is set, only its owner may have access.
+    The file must be a regular file of at most 1 GiB that contains ``marker``. Its content is not
+    checked further.
+
+    Args:
+        path: the file, which may be a link.
+        marker: a text that such a file contains, such as "BEGIN CERTIFICATE".
+        private: whether the file must be closed to all users except its owner (no mode bits in
+            0o077).
 
     Raises:
-        Refused: the file breaks a rule, is missing, or is not readable by this user.
+        Refused: the file breaks one of these rules, is missing, or is not readable by this user.
     """
     # Before the file is read, because reading a pipe would wait for ever
     fault = file_fault(path)
@@ -54,8 +60,14 @@ def check_secret(path: Path, marker: str, private: bool) -> Path:
 def _secret_fault(path: Path, marker: str, private: bool) -> tuple[str, str]:
     """Describe why the file of a certificate or key cannot be used, and how to correct it.
 
-    The fault follows the path, as in "is missing". Both texts are empty if the file can be used.
-    ``private`` allows access only for the file's owner.
+    Args:
+        path: the file. It must not be a pipe, because reading a pipe may never end.
+        marker: a text that the file must contain.
+        private: whether only the file's owner may have access.
+
+    Returns:
+        The fault and the fix. The fault is a phrase such as "is missing", which the caller puts
+        after the path. Both texts are empty if the file can be used.
     """
     try:
         text = path.read_text(encoding="ascii", errors="replace")
@@ -129,11 +141,12 @@ def check_lasting_certificate(path: Path, now: datetime, days: int) -> str:
 def check_matching_key(path: Path, certificate_path: Path) -> Path:
     """Check that a private key belongs to a certificate, and return the key's path.
 
-    The key must be an unencrypted PEM file, and only its owner may have access.
+    The key must be an unencrypted PEM file, because the server starts without a person who could
+    type a password. Only its owner may have access to the file.
 
     Raises:
-        Refused: the key breaks a rule or belongs to another certificate, or a file is missing or
-            damaged.
+        Refused: the key belongs to another certificate, is encrypted, or is open to other users.
+            Also raised if a file is missing or damaged.
     """
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -172,14 +185,20 @@ def check_signature(path: Path, authority: Path) -> None:
 def check_handshake(address: str, authority: Path) -> None:
     """Check that a server answers a TLS connection with a certificate that the authority signed.
 
-    ``address`` is host:port, and the certificate must be valid for the host. Each wait for an
-    answer takes at most 3 seconds.
+    The connection is closed after the handshake, without sending anything else. Each wait for an
+    answer takes at most 3 seconds. Flower would repeat a failed connection without an end, so this
+    check is made before it starts.
+
+    Args:
+        address: the address of the Fleet API, host:port. The server's certificate must be valid for
+            the host.
+        authority: the file of the authority's certificate.
 
     Raises:
-        Refused: the address is malformed, the server does not answer by TLS, or a certificate
-            cannot be used.
+        Refused: the address is malformed, the server does not answer or does not use TLS, or the
+            authority's file cannot be used. Also raised if the server's certificate has expired,
+            is for another host, or was signed by another authority.
     """
-    # Flower would repeat a failed connection without an end, so this is checked before it starts
     host, port = split_address(address)
     try:
         context = ssl.create_default_context(cafile=str(authority))
@@ -202,8 +221,24 @@ def _explain_failed_connection(
 ) -> Refused:
     """Build the error that explains a failed TLS connection to a server, with cause and remedy.
 
-    The type of ``error`` decides on the cause. A timeout means a TLS handshake without an answer
-    only if ``is_connected``, which says that the TCP connection was made.
+    The type of ``error`` decides on the cause:
+
+    - a host name that cannot be resolved
+    - a TLS handshake without an answer
+    - a certificate that cannot be trusted
+    - a server that closes the connection
+    - a port without TLS
+    - for every other error, a server that does not answer
+
+    Args:
+        error: the error that the attempt to connect raised.
+        address: the server's address, host:port.
+        authority: the file of the authority's certificate.
+        is_connected: whether the TCP connection was made. Only then does a timeout mean a handshake
+            without an answer.
+
+    Returns:
+        The error, which the caller raises.
     """
     # The most general cause first; the classes below are all OSErrors
     fault = f"does not answer ({error.strerror or error})"
@@ -251,12 +286,25 @@ def split_address(address: str) -> tuple[str, int]:
 def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
     """Check that the server accepts this machine's time, and return the time as text.
 
-    The check sends a heartbeat for an unknown node. The server checks the time first, so the
-    refusal of the node means that ``now`` is right.
+    Flower refuses a call whose time is some minutes off. This check sends a heartbeat for node 0,
+    which does not exist. The server checks the time before the node, so the answer that the node is
+    unknown means that the time is right.
+
+    Args:
+        address: the server's Fleet API, host:port.
+        authority: the file of the authority's certificate.
+        key: the file of the hospital's private key, which signs the call.
+        now: the time to send, in UTC.
+
+    Returns:
+        A text such as "2026-03-03 09:41 UTC, close to the server's time".
 
     Raises:
-        Refused: the time is wrong, or the server is not reached.
-        Skipped: the answer does not reveal the time.
+        Refused: the server refuses the time, the call does not reach the server, or the key is not
+            an EC key.
+        Skipped: the server accepts unregistered keys, so it does not check the time. Also raised
+            for any other answer.
+        OSError, ValueError: a file cannot be read.
     """
     from flwr.common.constant import TIMESTAMP_TOLERANCE
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -281,12 +329,22 @@ def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
 def is_online(address: str, authority: Path, key: Path, node: int, now: datetime) -> bool:
     """Return whether a hospital's node is connected to the server now.
 
-    The server refuses to connect a node that is already connected. A node that this call connects
-    is disconnected again. ``now`` is the time in UTC.
+    The first call is a heartbeat with the interval 0, which the server always refuses. Its error
+    text shows whether the key is registered for the node. The second call asks the server to
+    connect the node. The server refuses this only if the node is already connected. Otherwise the
+    node is disconnected again.
+
+    Args:
+        address: the server's Fleet API, host:port.
+        authority: the file of the authority's certificate.
+        key: the file of the hospital's private key.
+        node: the hospital's node id at the server.
+        now: the time with which the calls are signed, in UTC.
 
     Raises:
-        Refused: the key is not registered for this node, the server gives an unclear answer, or a
-            call does not reach it.
+        Refused: the key is not registered for this node or is not an EC key, the server gives an
+            unclear answer, or a call does not reach it.
+        OSError, ValueError: a file cannot be read.
     """
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -344,11 +402,16 @@ class Fleet:
     def refusal(self, name: str, request: object) -> str:
         """Call a method of the server's Fleet API, and return the error text if the server refuses.
 
-        ``name`` is the method's name, such as "ActivateNode". If the server accepts the call, the
-        text is empty.
+        Args:
+            name: the name of the method, such as "ActivateNode".
+            request: the request message of that method.
+
+        Returns:
+            The server's error text, or an empty string if the server accepts the call.
 
         Raises:
-            Refused: the server cannot be reached, or does not answer within 3 seconds.
+            Refused: the server cannot be reached, for example because of a proxy, or does not
+                answer within 3 seconds.
         """
         import grpc
 
@@ -367,8 +430,9 @@ class Fleet:
 def _unreached_fix(host: str) -> str:
     """Suggest a fix if a server can be reached by TLS, but not by Flower's calls (gRPC).
 
-    If a proxy variable is set, the text asks to add ``host`` to $no_proxy. Otherwise it names a
-    starting server or a firewall as possible causes.
+    If grpc_proxy, https_proxy or http_proxy is set, the text names the first of them that is
+    set, and asks to add ``host`` to $no_proxy. Otherwise the text says that the server may be
+    starting or ending, or that a firewall may be in between.
     """
     for name in _PROXIES:
         if os.environ.get(name):

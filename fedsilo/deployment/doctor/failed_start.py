@@ -12,11 +12,19 @@ _CONNECTION = ("authority", "key", "server", "clock", "admission")
 
 
 def tell_server(setup: SiteSetup, check: str) -> None:
-    """Tell the server which check made a hospital's start fail, so that its operator can see it.
+    """Tell the server which check made a hospital's start fail.
 
-    The node connects for a moment with a heartbeat interval that is a code for the check. Nothing
-    is sent for checks of the connection itself, or if the server is unknown. If the server cannot
-    be told, no error is raised.
+    The node connects for a moment with a heartbeat interval that is a code for the check. ``fedsilo
+    deploy status`` at the server then names the check. A node that is already connected stays
+    connected.
+
+    Nothing is sent if the check concerns the connection itself ("authority", "key", "server",
+    "clock" or "admission"), or if the server's address or the node id is unknown. If the server
+    cannot be told, no error is raised.
+
+    Args:
+        setup: the hospital's setup, with its kit's files.
+        check: the name of the failed check, such as "data folder".
     """
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 

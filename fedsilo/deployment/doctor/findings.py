@@ -48,10 +48,15 @@ class Skipped(Exception):
 def require(value: T | None, reason: str) -> T:
     """Return ``value`` if it is not empty, otherwise skip the check that needs it.
 
-    None, 0, False, and an empty string or list count as empty.
+    None, 0, False, and an empty string or list count as empty. An example of ``value`` is a path
+    that the user did not name.
+
+    Args:
+        value: the value that the check needs.
+        reason: the sentence that tells the user why the check is skipped.
 
     Raises:
-        Skipped: the value is empty. The check's finding then shows ``reason`` to the user.
+        Skipped: the value is empty. ``examine`` turns this error into a finding with ``reason``.
     """
     if not value:
         raise Skipped(reason)
@@ -103,11 +108,16 @@ class Check(Generic[S]):
 
 
 def examine(checks: Sequence[Check[S]], setup: S, about: str = "") -> Iterator[Finding]:
-    """Run checks in order on one setup, and yield their findings as the caller takes them.
+    """Run checks in order on one setup, and yield their findings.
 
-    If a check does not pass, the checks that need it are skipped, and the others still run. A
-    skipped check yields a finding too. An error in a check becomes a finding. ``about`` is the site
-    that the findings name, or empty.
+    A check passes if all its findings have passed. If a check fails, only the checks that need it
+    are skipped, and the remaining ones still run. An error in a check becomes a finding and is not
+    raised. The checks run one by one, as the caller takes the findings.
+
+    Args:
+        checks: the checks, each after the checks that it needs.
+        setup: the object to check, such as a hospital's ``SiteSetup``. Each check gets it.
+        about: the site of the setup, which each finding names. It is empty if there is none.
     """
     passed: set[str] = set()
     for check in checks:
@@ -147,8 +157,9 @@ def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
 def _fault_and_fix(error: Exception) -> tuple[str, str]:
     """Describe an error that a check raised: the fault, and how to fix it.
 
-    The fix is empty if the fault already includes it. An error that is neither fedsilo's nor the
-    system's is a bug in the check, and is to be reported.
+    A ``Refused`` has both texts. Any other ``FedsiloError`` has the fix in its message, so the
+    second text is empty. The fix for an ``OSError`` is to free space if the disk is full, and
+    otherwise to give this user access. Any other error is a bug in the check, to be reported.
     """
     if isinstance(error, Refused):
         return error.fault, error.fix
@@ -206,9 +217,12 @@ def summarise(findings: Iterable[Finding]) -> str:
 def build_document(target: str, findings: Sequence[Finding]) -> dict[str, Any]:
     """Build the mapping that ``fedsilo doctor --json`` prints.
 
-    Its keys are "target", "fedsilo" (the version), "exit-code", "count" (status -> number) and
-    "findings", a list of mappings. ``target`` is the part that was checked: ``site``, ``server`` or
-    ``run``.
+    Its keys are "target", "fedsilo" (the version), "exit-code", "count" (status -> number of
+    findings) and "findings". The last is a list of mappings, each with all fields of a ``Finding``.
+
+    Args:
+        target: the part of the system that was checked: ``site``, ``server`` or ``run``.
+        findings: the findings, in the order in which they are shown.
     """
     count = Counter(finding.status for finding in findings)
     return {

@@ -14,12 +14,22 @@ _MAX_DIFFERENCE = 1e-2  # largest relative difference from the CPU; TF32 has onl
 def check_gpu(device: str) -> Passed | Failed:
     """Check that PyTorch can compute on the GPU that a node config names, and describe the GPU.
 
-    ``device`` is auto, cpu, cuda or cuda:N. A missing GPU gives ``Failed``, and so does a
-    convolution that is more than 1 % off.
+    PyTorch must be built for the GPU, and 2 GB of its memory must be free. A convolution on the GPU
+    must agree with the CPU's result within 1 %. Its random input sets the seed of PyTorch's global
+    generator to 0.
+
+    Args:
+        device: auto, cpu, cuda or cuda:N. Other forms are not refused here. auto and cuda mean the
+            first GPU.
+
+    Returns:
+        ``Passed`` with the GPU's name, compute capability, free memory and support of bf16.
+        ``Failed`` if PyTorch does not find the GPU, or if the convolution's result is wrong.
 
     Raises:
-        Refused: less than 2 GB are free, or PyTorch cannot compute on the GPU.
-        Skipped: the CPU is used.
+        Refused: PyTorch was not built for the GPU, less than 2 GB are free, or the convolution
+            cannot be computed at all.
+        Skipped: the device is cpu, or it is auto and PyTorch finds no GPU.
     """
     require(device != "cpu", "the node config's 'device' is cpu")
     if not torch.cuda.is_available():
@@ -61,8 +71,9 @@ def _first_line(error: Exception) -> str:
 def _why_none() -> str:
     """Explain in a clause that PyTorch finds no GPU, and for which reason.
 
-    The reason is that PyTorch was built without CUDA, or the error of CUDA's start. Without an
-    error, the clause is "PyTorch finds no GPU".
+    If PyTorch was built without CUDA, the clause says so. Otherwise CUDA is initialised, and the
+    clause is the first sentence of the error message. If there is no error, it is "PyTorch finds
+    no GPU".
     """
     if torch.version.cuda is None:
         return f"PyTorch {torch.__version__} was built without CUDA"
@@ -112,11 +123,14 @@ def _built_for(index: int) -> str:
 
 
 def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:
-    """Return whether a PyTorch that was built for the targets ``built`` can run on a given GPU.
+    """Return whether a PyTorch that was built for certain GPUs can run on a given GPU.
 
-    ``capability`` is the GPU's major and minor number. A target such as "sm_80" runs on the same
-    major number from that minor number on. A target such as "compute_90" also runs on every later
-    GPU.
+    Machine code (sm) runs on GPUs with the same major number and an equal or higher minor number.
+    Code that is compiled at first use (compute) also runs on every later GPU.
+
+    Args:
+        capability: the GPU's compute capability: its major and minor number.
+        built: the targets that PyTorch was built for, such as "sm_80" or "compute_90".
     """
     for name in built:
         kind, _, digits = name.partition("_")
@@ -133,8 +147,15 @@ def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:
 def _difference(index: int) -> float:
     """Compute how much a convolution on a GPU differs from the same convolution on the CPU.
 
-    The result is the largest absolute difference, relative to the CPU's largest absolute value.
-    ``index`` counts GPUs from 0. PyTorch's global seed becomes 0.
+    The result is the largest absolute difference, divided by the largest absolute value of the
+    CPU's result. The images and kernels are random, with 0 as the seed of PyTorch's global
+    generator. The generator's state is not restored.
+
+    Args:
+        index: the GPU's number, counted from 0.
+
+    Raises:
+        Refused: the GPU cannot compute the convolution, for example because of an old driver.
     """
     torch.manual_seed(0)
     images, kernels = torch.randn(2, 3, 16, 16), torch.randn(4, 3, 3, 3)

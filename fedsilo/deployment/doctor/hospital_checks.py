@@ -58,10 +58,11 @@ class HospitalRequest:
         return texts + several(self.options.get("node_config"))
 
     def home(self, kit: Kit) -> Path:
-        """Return the absolute path of the folder where the kit is opened, which may not exist yet.
+        """Return the absolute path of the folder where the kit is opened.
 
-        The option ``folder`` names it. Without that option, a kit that is a folder stays there. A
-        zip is opened beside itself, in a folder with the site's name.
+        The option ``folder`` names it. Without that option, the result depends on the kit. If
+        the kit is a folder, the result is that folder. If the kit is a zip, the result is a
+        folder beside the zip with the site's name. The folder may not exist yet.
         """
         folder = path_of(self.options.get("folder"))
         if folder is None:
@@ -75,11 +76,13 @@ def refuse_failing(setup: SiteSetup) -> None:
     """Check that a hospital's node can start, and that it is not connected already.
 
     The checks of ``fedsilo doctor`` run until one fails. The server is then told the name of that
-    check. Skipped checks are ignored.
+    check, if it can be reached, so that the server's operator can see it. Skipped checks are
+    ignored. If no check fails, the server is asked whether this hospital is connected.
 
     Raises:
-        KitError: a check failed, or the hospital is already connected.
-        Refused: the server does not say clearly whether it is connected.
+        KitError: a check failed, or the hospital is already connected. The message names the failed
+            check.
+        Refused: the server does not say clearly whether the hospital is connected.
     """
     fault = ""
     for finding in examine(CHECKS, setup):
@@ -108,12 +111,25 @@ def prepare_node(
 ) -> SiteSetup:
     """Prepare the start of a hospital's node from its kit, and return the node's setup.
 
-    ``check_setup`` and the operator's answer to ``confirm`` raise an error to stop. The hospital's
-    folder is changed only after both. Its state, keys and rules stay, except for newly requested
-    rules.
+    A kit has the files that a hospital needs to connect. The kit, the rules and the machine are
+    checked first, and then the operator confirms the kit and the rules. Only after that are the
+    kit's files written into the hospital's folder, where they replace an older kit. The folder's
+    state, signing key and rules are kept, unless the request names a site file with new rules. The
+    node is not started.
+
+    Args:
+        request: the kit and the operator's options.
+        confirm: takes the sentences to confirm, and raises an error unless the operator agrees. It
+            is not called if the folder already has this confirmed kit.
+        check_setup: raises an error for a setup that cannot start.
 
     Raises:
-        FedsiloError: the kit or rules cannot be used, or the node already runs.
+        KitError: the kit cannot be used, a check failed, or the operator does not confirm. Also
+            raised if the hospital's folder belongs to another hospital, server or authority, or if
+            its node is already running.
+        RulesError: the rules cannot be used.
+        FedsiloError: the node config cannot be parsed, or the signing key cannot be made or
+            read.
     """
     kit = read_kit(request.kit.expanduser())
     home = request.home(kit)
@@ -146,8 +162,21 @@ def _confirm_rules(
 ) -> str:
     """Check a kit and its rules, let the operator confirm them, and return the text of the rules.
 
-    ``previous`` is the kit in ``home``, or None for a new folder. ``confirm`` and ``check_setup``
-    raise an error to stop. ``confirm`` is called only if necessary.
+    The rules come from a site file or from the operator's options. If they cannot be used, the
+    server is told that the check "site file" has failed, before the error is raised.
+
+    Args:
+        request: the kit and the operator's options.
+        kit: the new kit.
+        previous: the kit in ``home``, or None if the folder is new.
+        home: the hospital's folder, in which no file is changed.
+        confirm: takes the sentences to confirm, and raises an error unless the operator agrees. It
+            is not called if nothing must be confirmed.
+        check_setup: raises an error for a setup that cannot start.
+
+    Raises:
+        KitError: a check failed, a file cannot be read, or the operator does not confirm.
+        RulesError: the rules cannot be used.
     """
     try:
         rules = _read_or_make_rules(request, kit, home)
@@ -174,10 +203,17 @@ def _write(kit: Kit, rules: str, folder: Path) -> None:
 
 
 def _refuse_other_start(kit: Kit, rules: str, home: Path) -> None:
-    """Raise a ``KitError`` unless the folder has the kit and the rules that the operator confirmed.
+    """Check that the folder has the kit and the rules that the operator has confirmed.
 
-    Another start of the same hospital may have written its own kit or rules into ``home`` at the
-    same time.
+    Another start may have written another kit or other rules into the same folder at the same time.
+
+    Args:
+        kit: the confirmed kit.
+        rules: the text of the confirmed rules.
+        home: the hospital's folder, after the kit was written into it.
+
+    Raises:
+        KitError: the kit or the rules in ``home`` differ, or ``home`` has no complete kit.
     """
     found = read_kit(home)
     if found.card.seal != kit.card.seal or (home / SITE).read_text(encoding="utf-8") != rules:
@@ -187,8 +223,18 @@ def _refuse_other_start(kit: Kit, rules: str, home: Path) -> None:
 def _finish(request: HospitalRequest, kit: Kit, home: Path) -> SiteSetup:
     """Make a hospital's folder ready for the start of the node, and return the node's setup.
 
-    Missing subfolders and a missing signing key are made. The folder's inode is recorded, so that a
-    later start can recognise a copy of the folder.
+    The folders ``state`` and ``flwr`` and the signing key are made if they are missing. The inode
+    of ``home`` is written to ``opened.json``. A copy of the folder has another inode, so a later
+    start can recognise a copy.
+
+    Args:
+        request: the kit and the operator's options.
+        kit: the kit, whose files are already in ``home``.
+        home: the hospital's folder.
+
+    Raises:
+        SettingError: the node config cannot be parsed.
+        RefusedError: the signing key cannot be made or read.
     """
     for name in ("state", "flwr"):
         (home / name).mkdir(mode=0o700, exist_ok=True)
@@ -209,8 +255,20 @@ def _check_in_scratch(
 ) -> list[str]:
     """Check a kit and the rules in a temporary folder, and return a sentence for each rule.
 
-    ``check_setup`` raises an error for a setup that cannot start. In errors, the kit's path
-    replaces that of the temporary folder. ``home`` stays unchanged.
+    The certificate's dates are checked first, then the rules, and ``check_setup`` is called last.
+    The setup names ``state`` in ``home`` as the folder for state, so that the final disk is
+    checked.
+
+    Args:
+        request: the kit and the operator's options.
+        kit: the kit.
+        rules: the text of the site file.
+        home: the hospital's folder, in which no file is changed.
+        check_setup: raises an error for a setup that cannot start.
+
+    Raises:
+        KitError: a check failed. The message names the kit's path in place of the temporary
+            folder.
     """
     state = f"state-dir={json.dumps(str(home / 'state'))}"  # checked on the disk that it will use
     with open_temporarily(kit, rules) as scratch:
@@ -227,8 +285,20 @@ def _check_in_scratch(
 def _read_or_make_rules(request: HospitalRequest, kit: Kit, home: Path) -> str:
     """Return the text of the hospital's rules, from a site file or from the operator's options.
 
-    The requested site file comes first, then the one in ``home``, then the options. An option that
-    contradicts the file or a missing level of trust raises a ``RulesError``.
+    The first of these sources that exists is used:
+
+    1. The site file that the operator requests.
+    2. The site file in ``home``.
+    3. A new text, made from the options.
+
+    A new text takes the level of trust from the options. With a site file, the level must be in
+    that file or in the node config.
+
+    Raises:
+        RulesError: the rules cannot be used, the file is for another site, there is no level of
+            trust, or an option contradicts the file.
+        KitError: the file cannot be read, or is not UTF-8 text.
+        SettingError: the node config cannot be parsed.
     """
     path = request.site_file or home / SITE
     trusted_elsewhere = "trust" in parse_node_config(request.node_config)
@@ -250,8 +320,10 @@ def _read_or_make_rules(request: HospitalRequest, kit: Kit, home: Path) -> str:
 def _opened_here(home: Path) -> OwnFile[int]:
     """Return an object that reads and writes the file ``opened.json`` of a hospital's folder.
 
-    The file has the folder's inode at the operator's confirmation. A copied folder has another
-    inode, so a start recognises it and asks again.
+    The file has the inode that ``home`` had when the operator confirmed the kit. A copy of the
+    folder gets another inode. A start therefore recognises a folder that came from elsewhere,
+    and asks the operator to confirm its rules and keys. This function neither reads nor writes
+    the file.
     """
     return OwnFile(home / "opened.json", int, "opened.json", "remove it and start the kit again")
 
@@ -261,8 +333,21 @@ def _list_confirmations(
 ) -> list[str]:
     """List the lines that the operator must confirm before the node starts.
 
-    A new or copied folder needs the kit's code and the rules, ``sentences``. A replacement of the
-    kit ``previous`` needs the code and the differences. For the same kit, the list is empty.
+    The first of these cases that applies decides:
+
+    - ``home`` has no kit or no site file, or its ``opened.json`` lacks its inode, so it came from
+      elsewhere: the new kit's code and all rules. If it came from elsewhere, a warning says that
+      its rules, state and keys will be used.
+    - ``home`` has the same kit as ``kit``: an empty list.
+    - ``home`` has another kit: the new kit's code and the differences between the kits.
+
+    The server's operator reads out the code by telephone.
+
+    Args:
+        kit: the new kit.
+        previous: the kit in ``home``, or None if the folder is new.
+        home: the hospital's folder.
+        sentences: the rules in words, one sentence each.
     """
     site, code = kit.card.site, kit.code
     is_opened_here = previous is not None and _opened_here(home).read(0) == home.stat().st_ino
@@ -325,11 +410,18 @@ def open_temporarily(kit: Kit, rules: str = "") -> Iterator[Path]:
 def build_setup(
     kit: Kit, home: Path, node_config: Sequence[str], settings: RunSettings | None = None
 ) -> SiteSetup:
-    """Build the description of a hospital's node from its kit, whose files are in ``home``.
+    """Build the description of a hospital's node from its kit.
 
-    By default the node's settings have the device "auto", the folder ``state`` in ``home``, and the
-    site file there, if any. The entries key=value in ``node_config`` override them. Without a run
-    to check, ``settings`` is None.
+    The description has the server's address, the paths of the keys, and the node config (the node's
+    settings). By default the node config has the site's name, ``state`` in ``home`` as the folder
+    for state, and the device "auto". It also names the site file in ``home``, if there is one. The
+    node's local API gets a port that is free now. Nothing is written or started.
+
+    Args:
+        kit: the kit, for the hospital's name, its node id and the server's address.
+        home: the folder with the kit's files.
+        node_config: entries key=value, which override the defaults.
+        settings: the settings of a run to check. None means that there is no run.
 
     Raises:
         SettingError: ``node_config`` cannot be parsed.
@@ -353,9 +445,16 @@ def lock_and_build_command(
 ) -> list[str]:
     """Lock the hospital's folder for its node, and build the command that starts the node.
 
-    The caller must start the command with ``exec``, which keeps the lock while the node runs. If
-    ``is_shown`` is set, the folder is not locked. ``health`` is the address of Flower's health
-    server, or empty.
+    This process holds the lock. The caller must start the command with ``exec``, which keeps the
+    process and so the lock while the node runs.
+
+    Args:
+        setup: the setup that ``prepare_node`` returned.
+        health: the address of Flower's health server, or empty for none.
+        is_shown: whether the command will only be shown. The folder is then not locked.
+
+    Returns:
+        The words of the command.
 
     Raises:
         KitError: the hospital's node is already running.
@@ -374,7 +473,10 @@ def lock_and_build_command(
 def _lock_during(home: Path, site: str) -> Iterator[None]:
     """Lock a kit's folder against other starts of its node while the block runs.
 
-    If another process has the lock, a ``KitError`` that names ``site`` is raised at once.
+    The call does not wait for a lock that is taken. ``site`` names the hospital in the error.
+
+    Raises:
+        KitError: another process has locked the folder, because it starts or runs the node.
     """
     lock = lock_kit_folder(home, site)
     try:
@@ -386,10 +488,16 @@ def _lock_during(home: Path, site: str) -> Iterator[None]:
 def lock_kit_folder(home: Path, site: str) -> int:
     """Lock a kit's folder so that only one node runs from it, and return the lock's descriptor.
 
-    The lock ends when the descriptor is closed or the process ends. It survives ``exec``.
+    The lock is an exclusive ``flock`` on the folder itself. The call does not wait for a lock that
+    is taken. The lock ends when the descriptor is closed or the process ends. The descriptor is
+    inheritable, so that the lock survives ``exec``.
+
+    Args:
+        home: the folder, which must exist.
+        site: the hospital's name, for the error.
 
     Raises:
-        KitError: another process has locked the folder. The call does not wait.
+        KitError: another process has locked the folder.
     """
     handle = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
     try:

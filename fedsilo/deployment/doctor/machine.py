@@ -32,12 +32,13 @@ def utc_now() -> datetime:
 def check_software() -> Passed:
     """Check the versions of Python and of fedsilo's dependencies, and describe the installation.
 
-    The versions must meet the requirements in pyproject.toml. Up to five files that were changed on
-    this machine are listed as a detail.
+    The versions must meet the requirements in pyproject.toml. The result names fedsilo with its git
+    revision, Python, Flower and PyTorch. Up to five files that git reports as changed are listed as
+    a detail, because a hospital with changed files may refuse runs.
 
     Raises:
         Refused: a package is missing or has a version that fedsilo does not support.
-        FedsiloError: pyproject.toml cannot be read.
+        FedsiloError: the pyproject.toml of the installed fedsilo cannot be read.
     """
     app = installed_app()
     wrong = _wrong_versions(app.project["project"])
@@ -64,8 +65,15 @@ def check_software() -> Passed:
 def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
     """List a project's requirements that the installed Python and packages do not meet.
 
-    ``project`` is the table [project] of pyproject.toml. The result maps a text such as "torch 2.0"
-    or "no torch" to the requirement to install. A pre-release counts like a release.
+    A pre-release of a package counts like a release.
+
+    Args:
+        project: the table [project] of pyproject.toml. Only its "requires-python" and
+            "dependencies" are read, not its extras.
+
+    Returns:
+        A text such as "torch 2.0" or "no torch" -> the requirement to install instead. The
+        mapping is empty if all requirements are met.
     """
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
@@ -130,13 +138,13 @@ def check_data_folder(path: Path) -> Path:
 def has_site_file(path: Path) -> bool:
     """Return whether a hospital's site file exists at ``path``.
 
-    A character device, such as /dev/null, counts as a missing file. Docker Compose mounts that
-    device if the host has no site file.
+    A character device, such as /dev/null, counts as a missing file, because Docker Compose mounts
+    that device if the host has no site file.
 
     Raises:
-        Refused: the path is a folder or another special file, or this user cannot read it.
+        Refused: the path is a folder or another special file, or this user cannot read the file.
+            These are errors, because without the file the hospital's rules would be ignored.
     """
-    # A folder in its place is an error, because without the file the rules would be ignored
     if not path.exists() or path.is_char_device():
         return False
     fault, fix = "", ""
@@ -152,10 +160,16 @@ def has_site_file(path: Path) -> bool:
 def check_disk_space(folders: Iterable[Path], least: float) -> str:
     """Check that each folder's disk has free space and can be written, and describe the free space.
 
-    ``least`` is in gigabytes (10^9 bytes). A test file of 1 MiB is written and removed again.
+    The free space must be at least ``least`` gigabytes (10^9 bytes). Then a test file of 1 MiB is
+    written into the folder and removed again. Only a written file reveals a quota or a failing
+    disk.
+
+    Returns:
+        The text "FOLDER: N GB free" for each folder, joined by commas. It is empty without folders.
 
     Raises:
-        Refused: a folder has too little space, or no file can be written there.
+        Refused: a folder has less than ``least`` gigabytes free, or no file can be written there.
+            Later folders are then not checked.
         OSError: a folder does not exist.
     """
     said = []
@@ -190,11 +204,18 @@ def find_existing_folder(folder: Path) -> Path:
 def check_memory(least: float, most: float = 0.0) -> str:
     """Check that there is enough memory to answer a message, and describe the free memory.
 
-    Both limits are in gigabytes (10^9 bytes). ``least`` must be free. ``most`` is what the hospital
-    allows for a message, or 0 for no limit.
+    A gigabyte is 10^9 bytes. Inside a container, only memory below the container's limit counts as
+    free.
+
+    Args:
+        least: gigabytes that a message needs.
+        most: gigabytes that the hospital allows for a message, or 0 for no limit.
+
+    Returns:
+        A text such as "12.3 GB free".
 
     Raises:
-        Refused: the free memory or the hospital's limit is below ``least``.
+        Refused: the free memory is below ``least``, or ``most`` is set and below ``least``.
     """
     free = free_memory() / GIGABYTE
     fault, fix = "", ""
@@ -212,11 +233,21 @@ def check_memory(least: float, most: float = 0.0) -> str:
 def check_port(host: str, port: int, what: str, own: str) -> str:
     """Check that a port is free for a program, or that the program itself already uses the port.
 
-    ``what`` names the program. ``own`` is an argument that identifies its process, such as the path
-    of its key. If it is empty, a port in use is refused.
+    The port is free if it can be bound. A port in use is accepted only if the process that listens
+    on it, or an ancestor of that process, was started with the argument ``own``.
+
+    Args:
+        host: the address to listen on.
+        port: the TCP port.
+        what: the name of the program, for the result and the error.
+        own: an argument that identifies the program, such as the path of its key. If it is empty, a
+            port in use is always refused.
+
+    Returns:
+        A sentence that says which of the two cases applies.
 
     Raises:
-        Refused: another program has the port, or the address cannot be used.
+        Refused: another program listens on the port, or the address cannot be used.
     """
     family = socket.AF_INET
     if ":" in host:

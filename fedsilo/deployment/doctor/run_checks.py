@@ -50,12 +50,14 @@ class RunSetup:
     def plan(self) -> tuple[RunSettings, Mapping[str, Value]]:
         """Compute the run's settings, and the resources of a simulation, at the first access.
 
-        A simulation's data must be on this machine. Its resources include the number of simulated
-        sites. For a deployment, the resources are empty.
+        For a deployment, the resources are an empty mapping. The resources of a simulation include
+        ``num-supernodes``, the number of simulated sites. A simulation's data must be on this
+        machine. For a deployment, no data are needed.
 
         Raises:
-            SettingError: a setting or a resource is invalid.
-            DataError: a simulation's data set is not on this machine.
+            SettingError: a source of settings cannot be read, or a setting or resource is invalid.
+            DataError: the silos of a simulation cannot be listed, for example because the data
+                set is not on this machine.
         """
         seed: dict[str, Value] = {}
         if self.seed is not None:
@@ -105,8 +107,12 @@ def _settings(setup: RunSetup) -> str:
 def _plan(setup: RunSetup) -> Sequence[Finding] | str:
     """Check that a simulation's settings fit together, and that the files they name exist.
 
-    The result has a failed finding for each problem, or is one sentence that there is none. A run
-    on a deployment is skipped.
+    Returns:
+        A failed finding for each problem that would end the simulation at its start. If there is no
+        problem, the result is one sentence that says so.
+
+    Raises:
+        Skipped: the run is for a deployment, whose sites have the files themselves.
     """
     require(not setup.deployment, "the sites of a deployment have the files themselves")
     settings, resources = setup.plan
@@ -121,8 +127,16 @@ def _plan(setup: RunSetup) -> Sequence[Finding] | str:
 def _members(setup: RunSetup) -> Passed | Failed:
     """Check that the server of a deployment is running, and that the run's local sites are online.
 
-    If the run names no sites, all sites are checked. Hospitals on other machines need not be
-    online. Without a deployment, the check is skipped.
+    The run's sites are those in 'server.sites'. All sites are checked if that setting is empty or
+    cannot be read. A hospital on another machine that is not online is only listed as a detail.
+
+    Returns:
+        ``Failed`` if the server is down, or if a site on this machine is down or offline. Otherwise
+        ``Passed``.
+
+    Raises:
+        Skipped: no deployment is named.
+        DeploymentError: the server does not answer.
     """
     deployment = require(setup.deployment, "no deployment is named, so the sites are simulated")
     again = f"fedsilo deploy up --deployment {as_word(deployment.folder)}"
@@ -148,8 +162,12 @@ def _members(setup: RunSetup) -> Passed | Failed:
 def _sites(setup: RunSetup) -> Sequence[Finding]:
     """Ask the run's sites about their data and software, and return a finding for each site.
 
-    A site that answered has passed. A site that refused or did not answer has failed. If the
-    deployment's server is down, the check is skipped.
+    The finding of a site that answered has passed, and describes the answer. The finding of a site
+    that refused the run or did not answer has failed, and gives the reason.
+
+    Raises:
+        Skipped: the server of the deployment is not running.
+        FedsiloError: the sites could not be asked.
     """
     if setup.deployment:
         require(server_runs(setup.deployment), "the server is down")
@@ -165,9 +183,15 @@ def _sites(setup: RunSetup) -> Sequence[Finding]:
 def _describe_site(site: str, facts: Mapping[str, Any]) -> str:
     """Describe a site's data and software in one line.
 
-    ``facts`` has the site's sample counts, label counts, left-out samples and software versions, as
-    silos.json does. The data distribution is named only if it differs from the site's name. Unknown
-    sample counts are mentioned.
+    The line begins with the name of the data distribution, if that is not the site's name. Then
+    follow the number of samples in each split, the number of samples left out (if any), and the
+    label counts of each split. Last come the software versions, each cut to 12 characters. If the
+    numbers of samples are unknown, the line says so.
+
+    Args:
+        site: the site's name, which is not part of the line.
+        facts: the site's entry in silos.json: sample counts, label counts, left-out samples and,
+            for a real hospital, software versions.
     """
     sizes = ", ".join(f"{size} {split}" for split, size in facts["sizes"].items())
     text = sizes or "does not say how many samples it has"

@@ -51,9 +51,11 @@ class ServerSetup:
     def of(cls, deployment: Deployment) -> ServerSetup:
         """Build the description of a deployment's server that the doctor's checks read.
 
-        It has the paths of the server's files, and the addresses of the Control API and the Fleet
-        API. All sites, on this and on other machines, are listed as hospitals with their public
-        keys. Whether the files exist is not checked.
+        It has the TLS files in the deployment's secrets, the database ``superlink.db``, the
+        folder of runs, the registry, and the two addresses of the server. The Control API is on
+        127.0.0.1, and the Fleet API on the deployment's ``interface``. Sites on this and on
+        other machines are listed as hospitals, with the files of their public keys. Whether the
+        files exist is not checked.
         """
         secrets = deployment.secrets
         hospitals: list[tuple[str, Path | None]] = []
@@ -146,10 +148,13 @@ def _database(setup: ServerSetup) -> Verdict:
 
 
 def _refuse_damaged(database: Path) -> None:
-    """Raise ``Refused`` unless the server's database is an SQLite file, is empty, or is missing.
+    """Check that the server's database is an SQLite file, is empty, or does not exist yet.
 
-    Only the first 16 bytes of the file are read. SQLite files begin with a fixed text of this
-    length.
+    Only the first 16 bytes are read, which identify an SQLite file.
+
+    Raises:
+        Refused: the path is not a regular file, or the file is neither empty nor SQLite.
+        OSError: the file cannot be read.
     """
     if not database.exists():
         return
@@ -204,8 +209,16 @@ def _disk(setup: ServerSetup) -> str:
 def _registry(setup: ServerSetup) -> Verdict:
     """Check that the server's registry has each hospital of the setup, with the right key.
 
-    The registry is a file that binds each hospital's name to its node and key. Without a public
-    key, only the name is compared. Without a registry, the check is skipped.
+    The registry is a file that binds each hospital's name to its node and key. For a hospital
+    without a public key in the setup, only the name is looked up. If the setup has hospitals,
+    further names in the registry are listed as a detail.
+
+    Returns:
+        ``Failed`` for the first hospital that is missing or has another key. Otherwise ``Passed``.
+
+    Raises:
+        Skipped: no registry is named.
+        FedsiloError: the registry or a public key cannot be read.
     """
     registry = require(setup.registry, f"${REGISTRY} names no registry: a node may use any name")
     keys = registered_keys(registry)
@@ -235,8 +248,13 @@ _BOTH = "write both registrations and a new kit by 'fedsilo deploy renew {name}'
 def _nodes(setup: ServerSetup) -> Verdict:
     """Compare the nodes that the SuperLink has registered with the deployment's sites.
 
-    An unregistered site, a node of no site, or a local site that is offline gives ``Failed``. The
-    check is skipped without a deployment or an answer from its server.
+    Returns:
+        ``Failed`` for the first of these faults: a site is not registered, a registered node
+        belongs to no site, or a site on this machine is not online. Otherwise ``Passed``, with the
+        status of each site.
+
+    Raises:
+        Skipped: no deployment is named, or its server does not answer.
     """
     reason = f"no deployment is named; by hand: flwr supernode list {FEDERATION}"
     deployment = require(setup.deployment, reason)

@@ -61,9 +61,14 @@ class SiteSetup:
     def of(cls, deployment: Deployment, site: str, settings: RunSettings | None) -> SiteSetup:
         """Build the description of a deployment's local site, which the doctor's checks read.
 
-        It has the site's settings, its files, its own port and the server's address on this
-        machine. A site that is not registered yet gets the node id 0. Without an experiment,
-        ``settings`` is None.
+        It has the site's node config, its private key, the authority's certificate, the port that
+        the site itself listens on, and the server's address on this machine. A site that is not
+        registered yet gets the node id 0. Whether the files exist is not checked.
+
+        Args:
+            deployment: the deployment.
+            site: the name of a site on this machine.
+            settings: the settings of a run, or None if no experiment is named.
         """
         ports = deployment.ports
         return cls(
@@ -312,10 +317,11 @@ def _data(setup: SiteSetup) -> Passed:
 
 
 def _unlike_columns(setup: SiteSetup) -> list[str]:
-    """Describe each training column whose mean is so unlike the schema's that its unit may differ.
+    """Describe each column of the site's table whose values do not fit the schema's statistics.
 
-    Columns with fewer than 'privacy.sums-min-count' values are left out. If the schema has no
-    means, the list is empty.
+    Such a column may be in another unit, for example. Only the training data are compared, by
+    ``compare_with``. Columns with fewer than 'privacy.sums-min-count' values are left out. If
+    the schema has no means, the list is empty.
     """
     silo = setup.site.silo
     if silo.declared is None:
@@ -335,8 +341,18 @@ def _unlike_columns(setup: SiteSetup) -> list[str]:
 def _requests(setup: SiteSetup) -> Verdict:
     """Check whether the hospital would refuse the run, and describe the data that would leave.
 
-    Nothing is trained or sent. ``Failed`` means that the method cannot use the site's data. A
-    refusal raises an error. Without an experiment, the check is skipped.
+    The checks have the order of a real run: the request, the limits, the method's demands on the
+    site's data, and the records to be sent. The request is checked only if the site has a site
+    file. Nothing is trained or sent.
+
+    Returns:
+        ``Failed`` if the method cannot use the site's data. Otherwise ``Passed``, with one sentence
+        for each kind of data that would leave. A last sentence names the splits whose metrics would
+        not leave, if there are any.
+
+    Raises:
+        FedsiloError: the rules refuse a request. A run would get the same error.
+        Skipped: no experiment is named.
     """
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import SiteSession
@@ -364,8 +380,13 @@ def _requests(setup: SiteSetup) -> Verdict:
 def _describe_sent_data(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
     """List the records that a site would send in the first round, and describe the data.
 
-    The names are sorted, such as ``arrays/head.weight``. The second list has a sentence for each
-    kind of data, such as "leaves ...". Nothing is trained.
+    To find them, the server's part of the method runs in this process, with this site as the only
+    one. It stops when it asks the site for the first time. Nothing is trained.
+
+    Returns:
+        The sorted names of the records, such as ``arrays/head.weight``, as the site file's rule
+        'records' names them. The second list has a sentence for each kind of data, such as
+        "leaves ...".
     """
     from fedsilo.strategies.loop.ask import first_question
     from fedsilo.strategies.meeting.participants import Participants

@@ -20,11 +20,20 @@ def change_server_service(
 ) -> str:
     """Install or uninstall a deployment's server as a systemd service, or show its unit file.
 
-    The result is a sentence about the change. If neither is requested, it is the text of the unit
-    file. To uninstall, neither the deployment nor ``options`` are needed.
+    Args:
+        folder: the deployment's folder.
+        options: the options of the unit, such as its user. ``uninstall`` ignores them.
+        install: whether to install and start the service.
+        uninstall: whether to stop the service and remove its unit. The deployment itself is not
+            read, and may be gone.
+
+    Returns:
+        A sentence about the change. If neither is requested, the text of the unit file.
 
     Raises:
-        FedsiloError: both are requested, there is no usable deployment, or systemd refuses.
+        SettingError: both ``install`` and ``uninstall`` are given.
+        FedsiloError: there is no usable deployment, or systemd or this user's rights do not allow
+            the change.
     """
     _refuse_both(install, uninstall)
     if uninstall:
@@ -37,11 +46,19 @@ def change_hospital_service(
 ) -> str:
     """Install or uninstall a hospital's node as a systemd service, or show its unit file.
 
-    ``kit`` is the opened kit's folder, which may be gone to uninstall. The result is a sentence
-    about the change. If neither is requested, it is the text of the unit file.
+    Args:
+        kit: the folder of the hospital's opened kit. For ``uninstall`` it may be gone.
+        options: the options of the unit, such as its user. ``uninstall`` ignores them.
+        install: whether to install and start the service.
+        uninstall: whether to stop the service and remove its unit.
+
+    Returns:
+        A sentence about the change. If neither is requested, the text of the unit file.
 
     Raises:
-        FedsiloError: both are requested, the kit was not opened, or systemd refuses.
+        SettingError: both ``install`` and ``uninstall`` are given.
+        FedsiloError: the kit was not opened and confirmed, or is not complete. Also raised if
+            systemd or this user's rights do not allow the change.
     """
     _refuse_both(install, uninstall)
     if uninstall:

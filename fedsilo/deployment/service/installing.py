@@ -19,11 +19,18 @@ _NAME = re.compile(r"[A-Za-z0-9:_.-]{1,200}")
 def install(unit: Unit) -> str:
     """Install a systemd service: write its unit file, and start it now and at each boot.
 
-    An older unit file of fedsilo is replaced. A running service uses the new file after its next
-    start. The result is a sentence for the operator.
+    An older unit file of the same name is replaced if fedsilo wrote it. A service that is already
+    running uses the new unit only after its next start. The unit's text depends on the version of
+    systemd.
+
+    Returns:
+        A sentence for the operator.
 
     Raises:
-        ServiceError: the unit, its user or name is refused, or the file cannot be written.
+        ServiceError: systemd is not running here or refuses the unit, or this user may not write
+            the file. Also raised if the service's user is root, does not exist or does not own
+            the folder. A unit's name is refused if it is invalid or belongs to another program's
+            unit.
     """
     path = _find_path(unit.name)
     _refuse_user(unit)
@@ -38,11 +45,12 @@ def install(unit: Unit) -> str:
 def uninstall(name: str) -> str:
     """Stop a systemd service, remove its unit file, and return a sentence for the operator.
 
-    ``name`` lacks ".service". The service's folder is kept.
+    The service's folder is kept. ``name`` is the unit's name without ".service".
 
     Raises:
-        ServiceError: there is no such unit, fedsilo did not write it, or systemd or this user's
-            rights do not allow the removal.
+        ServiceError: the name is not allowed, there is no such unit, or fedsilo did not write
+            it. Also raised if systemd is not running here or refuses to stop it, or if this user
+            may not remove the file.
     """
     path = _find_path(name)
     if not path.exists():

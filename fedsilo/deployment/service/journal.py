@@ -52,9 +52,12 @@ class LogLines:
     def format(self, line: str) -> str:
         """Format one line of output as a log line: time, level, run (if any) and text.
 
-        Lines of Flower and uvicorn state their level. Fedsilo's error lines have the level ERROR.
-        Any other line gets the level of the line before. The result is empty for a blank line, and
-        for uvicorn's frequent lines about successful requests.
+        A line in the format of Flower or uvicorn states its level. A line that begins with
+        "fedsilo: error" has the level ERROR. Any other line gets the level of the line before,
+        which is INFO at first. ``tell_run`` names the run. Colours are removed.
+
+        The result is empty for a blank line and for uvicorn's frequent lines about successful
+        requests (status 2xx).
         """
         text = _COLOURS.sub("", line).rstrip()
         if _POLLED.fullmatch(text):
@@ -83,11 +86,22 @@ def run_logged(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> int:
-    """Run a command, write its output as log lines to ``target``, and return its exit code.
+    """Run a command, write its output as log lines, and return its exit code.
 
-    Standard error is treated like standard output. From now on, this process passes SIGTERM and
-    SIGINT on to the command. If such a signal ends it, the code is 0. If another signal N ends it,
-    the code is 128 + N.
+    Standard error is treated like standard output. The call returns when the command and all
+    processes that share its output have ended. From this call on, this process passes SIGTERM and
+    SIGINT on to the command, and its signal handlers are not restored.
+
+    Args:
+        command: the command's words.
+        lines: formats the lines. A line that it formats as an empty text is left out.
+        target: gets the lines.
+        environment: the command's environment. None means this process's environment.
+        folder: the command's working folder. None means this process's folder.
+
+    Returns:
+        The command's exit code. It is 0 if a passed-on signal ended the command. If another
+        signal with the number N ended it, the code is 128 + N.
     """
     process = subprocess.Popen(
         command,

@@ -22,11 +22,14 @@ from fedsilo.deployment.worker.installed import refuse_other_flower
 def serve(folder: Path) -> int:
     """Run the server of a deployment in the foreground, for a service, and return its exit code.
 
-    Missing certificates and keys are made first. The server's output goes to stdout as log lines.
-    This process counts as the server, and passes signals on to it.
+    Missing certificates and keys are made, and the registry and the configuration of ``flwr`` are
+    written. Flower's SuperLink is started as a child process, with its output on stdout as log
+    lines. deployment.json records this process as the server. It passes signals on to the
+    SuperLink, and ends when the SuperLink ends.
 
     Raises:
-        FedsiloError: there is no usable deployment, or its server is already running.
+        FedsiloError: there is no usable deployment, its server is already running, another
+            command is changing the deployment, or Flower's version is not supported.
     """
     refuse_other_flower()
     with open_locked(folder) as deployment:

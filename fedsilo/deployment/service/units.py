@@ -81,9 +81,15 @@ class Unit:
     def text(self, systemd: int = 0) -> str:
         """Build the text of the systemd unit file for this service.
 
-        The service starts at boot if the file ``required`` exists. It restarts after each failure,
-        but not after a normal end. It may write only to its own folder and those in ``writable``.
-        ``systemd`` is its major version. From 254 on, the pauses before restarts grow.
+        The service runs as ``user`` and starts at boot. It does not start if the file ``required``
+        is missing. Otherwise it restarts after each failure, any number of times, but not after a
+        normal end. It may write only to its own folder and to those in ``writable``. It has no
+        access to devices unless ``needs_devices`` is set.
+
+        Args:
+            systemd: the major version of systemd. From 254 on, the pauses before restarts grow
+                from 15 to 300 seconds. With an older version, or 0 for an unknown one, they
+                always take 15 seconds.
         """
         writable = " ".join(_quote(str(path)) for path in (self.folder, *self.writable))
         restart = ["Restart=on-failure", "RestartSec=15"]
@@ -166,12 +172,18 @@ def build_server_unit(deployment: Deployment, options: ServiceOptions) -> Unit:
 def build_hospital_unit(kit_path: Path, options: ServiceOptions) -> Unit:
     """Describe the systemd service of a hospital whose kit was opened and confirmed.
 
-    The service runs 'fedsilo hospital start' with the kit's folder and ``options``. The default
-    device is 'auto'. The default user owns the folder, but in place of root it is "fedsilo".
+    The service runs 'fedsilo hospital start' with the kit's folder and with the data folder, device
+    and node config in ``options``. The default device is 'auto'. The default user is the owner of
+    the kit's folder. If the owner is root or has no name, it is "fedsilo".
+
+    The service may also write to the folders of state, cache and audit log that are outside the
+    kit's folder. It has access to devices unless the device is 'cpu'. Nothing is written here.
 
     Raises:
-        ServiceError: the kit was not opened and confirmed.
-        KitError: the kit is incomplete or was altered.
+        ServiceError: ``kit_path`` is not a folder, or its site file is missing or cannot be read.
+            The hospital's first start writes that file.
+        KitError: the folder is not a complete kit, or was altered.
+        SettingError: the node config cannot be parsed.
     """
     folder = kit_path.expanduser().resolve()
     if not folder.is_dir() or not (folder / SITE).is_file():
@@ -204,8 +216,12 @@ def build_hospital_unit(kit_path: Path, options: ServiceOptions) -> Unit:
 def _list_writable(kit: Kit, folder: Path, node_config: Sequence[str]) -> list[Path]:
     """List the folders outside the kit's folder into which a hospital's node writes.
 
-    They are the folders of state and cache in ``node_config``, and the folder of the audit log in
-    the site file. The list is sorted, without duplicates.
+    These are the folders for state and cache that ``node_config`` names, and the folder of the
+    audit log that the site file names. The list is sorted, without duplicates, and may be empty.
+
+    Raises:
+        ServiceError: the site file cannot be read.
+        SettingError: ``node_config`` cannot be parsed.
     """
     from fedsilo.deployment.worker.hospital import parse_node_config
 
@@ -250,8 +266,9 @@ def _escape(text: str) -> str:
 def _quote(word: str) -> str:
     """Write a word or a path so that systemd reads it unchanged in a line of a unit file.
 
-    "%" and "$" are doubled. A word with special characters, such as spaces or quotes, is put in
-    double quotes and escaped as in JSON.
+    "%" and "$" are doubled. A word gets double quotes only if it has one of these two
+    characters, a space, a quote, a backslash, a semicolon or a control character such as a tab.
+    Double quotes and backslashes in it are escaped as in JSON.
     """
     # systemd's quotes and backslashes are JSON's; % and $ have a meaning of their own
     text = json.dumps(word, ensure_ascii=False)

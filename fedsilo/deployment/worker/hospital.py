@@ -36,14 +36,24 @@ _PATIENCE = 10.0  # seconds that a process has to end by itself
 
 
 def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str], list[str]]:
-    """Build the commands of the two processes of a hospital's node: the SuperNode and its worker.
+    """Build the commands of the two processes of a hospital's node, without starting them.
 
-    Flower's SuperNode receives the server's messages, and the worker answers them. ``arguments``
-    are those of ``flower-supernode``. Both share the file ``secret``. When the process ``pid``
-    ends, the worker ends too.
+    Flower's SuperNode receives messages from the server. Fedsilo's worker takes these messages from
+    the SuperNode's Runtime API on this machine, and answers them. If the node config names a site
+    file, the worker gets its path.
+
+    Args:
+        arguments: the arguments of ``flower-supernode``. All are passed to the SuperNode.
+        secret: the file with the secret that the worker shows to the SuperNode.
+        pid: the id of this process. When the process ends, the worker ends too.
+
+    Returns:
+        The words of the SuperNode's command, and those of the worker's command.
 
     Raises:
-        SettingError: fedsilo sets an argument itself, or an argument cannot be used.
+        SettingError: an argument is one that fedsilo sets itself (--isolation,
+            --superexec-auth-secret-file, --ssl-certfile), the host is not the loopback, or the
+            node config cannot be read.
     """
     given = _parse(arguments)
     fault = ""
@@ -75,11 +85,17 @@ def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[li
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a hospital's node until it ends, and return the exit code for this process.
 
-    ``arguments`` are those of ``flower-supernode``. None means this process's own.
+    The node has two processes: Flower's SuperNode, which receives messages, and fedsilo's worker,
+    which answers them. The secret that both share is written to a temporary folder. Calls to this
+    machine bypass any proxy.
+
+    Args:
+        arguments: the arguments of ``flower-supernode``; None for those of this process.
 
     Returns:
-        The exit code of Flower's process, or 0 after SIGTERM or SIGINT. It is 2 after an error at
-        the start, and 3 if fedsilo's worker would fail at every restart.
+        The SuperNode's exit code when the SuperNode ends, or 0 after SIGTERM or SIGINT. It is 3 if
+        the worker ended because it would fail again, and 2 after an error at the start, which is
+        printed to stderr.
     """
     if arguments is None:
         arguments = sys.argv[1:]
@@ -115,8 +131,20 @@ def direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
 def _supervise(supernode: Sequence[str], worker: Sequence[str]) -> int:
     """Start the SuperNode and its worker, and restart the worker until the SuperNode ends.
 
-    The waits before restarts grow from 2 to 30 seconds. The result is the SuperNode's exit code, 0
-    after SIGTERM or SIGINT, or 3 if a restart would fail too.
+    The first restart waits 2 seconds. The wait doubles with each restart, up to 30 seconds. A
+    worker that has run for more than a minute is restarted after 1 second. Each restart is printed
+    to stderr.
+
+    SIGTERM or SIGINT makes the function end both processes and return. If this process is number 1
+    of a container, it also reaps orphaned processes.
+
+    Args:
+        supernode: the words of the SuperNode's command.
+        worker: the words of the worker's command.
+
+    Returns:
+        The SuperNode's exit code when it ends, or 0 after a signal. It is 3 (``CANNOT``) if the
+        worker ended with this code, which means that a restart would fail too.
     """
     signals: list[int] = []  # signals that asked this process to end
 
@@ -202,8 +230,9 @@ def _end_processes(*processes: subprocess.Popen[bytes]) -> None:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the options of ``flower-supernode`` that this module reads.
 
-    All values are strings. Only host and port have a default that is not empty. Other arguments are
-    ignored, and abbreviated options are not recognised.
+    They are --host (127.0.0.1 by default), --port (9094 by default), --node-config, --isolation,
+    --superexec-auth-secret-file and --ssl-certfile. All are strings, and each of the last four is
+    empty by default. Other arguments are ignored, and abbreviated options are not recognised.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1")
@@ -217,8 +246,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def parse_node_config(texts: Sequence[str]) -> dict[str, Value]:
     """Parse the entries of a node config, such as ``site="west" max-epsilon=3.0``.
 
-    Entries are separated by spaces. Values are in TOML's syntax, so strings need quotes. If a key
-    occurs more than once, the last entry applies. Keys are not checked.
+    Flower's own parser is used. Each text has entries key=value, separated by spaces, with values
+    in TOML's syntax, so strings need quotes. If a key occurs more than once, in one text or in two,
+    the last entry applies. Empty texts are skipped. Keys are not checked.
 
     Raises:
         SettingError: a text cannot be parsed.

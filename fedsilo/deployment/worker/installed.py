@@ -49,12 +49,19 @@ class InstalledApp:
     def refuse_other(self, bundle: bytes) -> None:
         """Check that the app that came with a run equals the installed one.
 
-        ``bundle`` is Flower's zip of the app. The code for servers and hospitals and the app's
-        settings must be equal. A Python file elsewhere, such as ``torch.py``, must not replace an
-        installed package.
+        The worker calls this before it answers a run. ``bundle`` is Flower's zip of the app's
+        files. These differences are refused:
+
+        - A file in one of the folders in ``ROOMS`` differs, or only one side has the file. These
+          folders contain all code that runs at the server or at a hospital.
+        - The table ``tool.flwr`` of pyproject.toml differs, which has the app's settings.
+        - A Python file elsewhere could replace an installed package, as ``torch.py`` could.
+
+        Other files and the version of fedsilo may differ.
 
         Raises:
-            RefusedError: there is such a difference, or the bundle cannot be read.
+            RefusedError: there is such a difference, or the bundle cannot be read. The message
+                names up to three files.
         """
         files = _unpack(bundle)
         theirs: dict[str, str] = {}
@@ -79,8 +86,12 @@ class InstalledApp:
     def _is_strange(self, name: str) -> bool:
         """Return whether a file of a run's app could replace an installed package.
 
-        An example is ``torch.py``. Only Python files count, and only outside the folders of fedsilo
-        and its checkout. ``name`` is the path without the prefix "fedsilo/".
+        An example is ``torch.py``. Only Python files count. ``name`` is the path relative to the
+        bundle, after the prefix "fedsilo/" was removed. A file is not strange in these cases:
+
+        - The first part of its path is in ``ROOMS``, or exists in the installed fedsilo.
+        - The path begins with a dot, or is in a folder of a checkout: benchmarks, docker, docs,
+          release or tests.
         """
         if not name.endswith(".py") or name.startswith(_BESIDE):
             return False
@@ -90,8 +101,9 @@ class InstalledApp:
     def _refusal(self, other: Sequence[str], version: str) -> str:
         """Write the message for a refused app: both versions of fedsilo, the files, and what to do.
 
-        At most three files of ``other`` are named. The message says which files were changed on
-        this machine. ``version`` is that of the run's app.
+        At most three files of ``other`` are named. If git reports that some of these files were
+        changed on this machine, the message says so. ``version`` is the version of the run's
+        app. Names that cannot be printed are escaped, because they come from the server.
         """
         # The names come from the server, so control characters must not reach a terminal
         names = ", ".join(_printable(name) for name in other[:_NAMED])
@@ -109,13 +121,17 @@ class InstalledApp:
 
 
 def installed_app(folder: Path | None = None) -> InstalledApp:
-    """Read the SHA-256 of each installed file, to compare the files of a run with them.
+    """Read the installed fedsilo's files, so that the app of a run can be compared with them.
 
-    Only files of code for servers and hospitals count. The result also has the content of
-    pyproject.toml, which is in ``folder``. None means the folder of the running fedsilo.
+    The result has the content of pyproject.toml and the SHA-256 of the files that Flower would send
+    with a run. Only files in the folders of ``ROOMS`` are included. These folders contain all code
+    that runs at the server or at a hospital.
+
+    Args:
+        folder: the folder of pyproject.toml. None means the folder of the fedsilo that is running.
 
     Raises:
-        SettingError: pyproject.toml or the code is missing.
+        SettingError: pyproject.toml cannot be read, or none of the folders of ``ROOMS`` is there.
         RefusedError: pyproject.toml is not valid TOML.
     """
     folder = folder or installed_folder()
@@ -142,10 +158,12 @@ def installed_app(folder: Path | None = None) -> InstalledApp:
 
 
 def _digest_files(room: Path, above: Path) -> dict[str, str]:
-    """Compute the SHA-256 of each file below ``room`` that Flower would send with a run.
+    """Compute the SHA-256 of each file below the folder ``room`` that Flower would put in a bundle.
 
-    The result maps a path, relative to ``above`` and with slashes, to hexadecimal digits. Files in
-    ``__pycache__`` do not count. If the folder does not exist, the result is empty.
+    These are the files whose type Flower bundles (.py, .toml, .md, .yaml, .yml, .json and .jsonl),
+    except files in ``__pycache__``. The result maps the path of a file, relative to ``above`` and
+    with slashes, to its SHA-256 in hexadecimal digits. If the folder does not exist, the result is
+    empty.
     """
     digests = {}
     for path in sorted(room.rglob("*")):
@@ -193,10 +211,11 @@ def local_changes(folder: Path) -> list[str]:
 
 
 def _flower_table(project: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return Flower's table ``tool.flwr`` from the parsed content of a pyproject.toml.
+    """Return the table ``tool.flwr`` of ``project``, the parsed content of a pyproject.toml.
 
-    The entry "federations" is left out, because Flower removes it from a bundle. If the table is
-    missing or is not a table, the result is empty.
+    The entry "federations" is left out, because Flower removes it from a bundle. The content may
+    come from a server, so a wrong form is not an error. If ``tool`` or ``tool.flwr`` is missing
+    or is not a table, the result is an empty mapping.
     """
     tools = project.get("tool")
     table = None
@@ -247,8 +266,11 @@ def _digest(data: bytes) -> str:
 def _unpack(bundle: bytes) -> dict[str, bytes]:
     """Unpack a run's app in memory, and return its files by path, without the prefix "fedsilo/".
 
-    A ``RefusedError`` is raised if ``bundle`` is not a zip, has more than 64 MiB when unpacked, or
-    has a path twice.
+    ``bundle`` is Flower's zip of the app. Folders are left out.
+
+    Raises:
+        RefusedError: the bundle is not a zip, states more than 64 MiB of unpacked files, or has two
+            files that get the same path.
     """
     fault = ""
     files: dict[str, bytes] = {}
@@ -275,10 +297,14 @@ def _unpack(bundle: bytes) -> dict[str, bytes]:
 
 
 def _project(text: bytes, whose: str) -> Mapping[str, Any]:
-    """Parse the content of a pyproject.toml, which may be empty, into a mapping.
+    """Parse the bytes of a pyproject.toml into a mapping.
 
-    The content must be TOML in UTF-8, otherwise a ``RefusedError`` is raised. ``whose`` tells there
-    where the file comes from, such as "the run's".
+    Args:
+        text: the content of the file, in UTF-8. An empty content gives an empty mapping.
+        whose: words for the error that say where the file comes from, such as "the run's".
+
+    Raises:
+        RefusedError: the text is not valid TOML in UTF-8.
     """
     try:
         content = tomllib.loads(text.decode("utf-8"))

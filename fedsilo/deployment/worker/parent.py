@@ -136,11 +136,14 @@ class HospitalWorker:
     def is_worn(self) -> bool:
         """Return whether the worker should be replaced by a fresh process before the next task.
 
-        This is so after 1000 tasks. It is also so if it has started a task and has more than one
-        thread. After a fork, the child could then wait for ever for a lock that another thread
-        holds.
+        Either of two conditions is enough:
+
+        - The worker has started at least 1000 tasks.
+        - It has started a task, and its process has more than one thread. A fork copies only the
+          thread that calls it. The child could wait for ever for a lock that another thread holds.
+
+        OpenBLAS's threads do not count, because OpenBLAS ends them before the first fork.
         """
-        # OpenBLAS ends its own threads before the first fork, so they do not count
         threads = psutil.Process().num_threads()
         return self.started >= _RENEWED_AFTER or (self.started > 0 and threads > 1)
 
@@ -161,13 +164,18 @@ def preload() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a hospital's worker, which answers each task of the server's runs in a new process.
+    """Run a hospital's worker, which answers each task of the SuperNode in a new process.
 
-    The installed fedsilo answers. Code that came with the run answers only if the hospital's site
-    file says "app: any". The worker ends with its parent process, or at SIGTERM.
+    The worker ends when its parent process ends. SIGTERM ends the worker and its tasks. The
+    installed app answers the tasks. The app that came with the run answers instead, in Flower's own
+    process, if the site file says "app: any" at that time.
+
+    Args:
+        arguments: the worker's arguments. None means the arguments of this process.
 
     Returns:
-        The exit code: 0, or 3 if a restart would fail too.
+        The exit code: 0, or 3 (``CANNOT``) if the secret or the installation cannot be used, so
+        that a restart would fail too. Such an error is printed to stderr.
     """
     given = _parser().parse_args(arguments)
     try:
@@ -210,8 +218,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> None:
     """Take tasks from the SuperNode, and start a process for each, until the parent process ends.
 
-    ``hospital`` is the parent's process id. If the SuperNode stops answering, the worker keeps
-    asking. A worn worker without tasks starts its program again, with the same process id.
+    The SuperNode is asked more often for ten seconds after each task. If it stops answering, one
+    warning is logged, and the worker keeps asking. If ``worker.is_worn()`` is true and no task is
+    running or waiting, this process starts its program again, with the same process id.
+
+    Args:
+        worker: starts and reaps the processes that answer.
+        client: the client of the SuperNode's Runtime API.
+        hospital: the id of the parent process. Any other parent id means that this parent has
+            ended.
 
     Raises:
         SettingError: the SuperNode does not accept the worker's secret.
@@ -235,10 +250,13 @@ def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> N
 
 
 def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
-    """Ask the SuperNode for the next task, and return its response, which may have no task.
+    """Ask the SuperNode for the next task, and return its response.
 
-    If the SuperNode does not answer, or answers with an error, the result is None. A refused secret
-    raises a ``SettingError``.
+    If no task is waiting, the response contains no task. If the SuperNode does not answer, or
+    answers with an HTTP error, the result is None.
+
+    Raises:
+        SettingError: the SuperNode does not accept the worker's secret (HTTP 401 or 403).
     """
     try:
         return client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
@@ -270,8 +288,9 @@ def runs_any_app(site_file: Path) -> bool:
 def _become_task(answer: Callable[[str], int], token: str) -> None:
     """Answer one task in this process, which was just forked, and exit.
 
-    The exit code is that of ``answer``, or 1 after an error, which is logged. Python's cleanup is
-    skipped, because it would also affect the parent. SIGTERM ends the process.
+    The function never returns. The exit code is that of ``answer``, or 1 after an error, which
+    is logged. Python's cleanup at the exit is skipped, because it would also affect the parent.
+    Before the task, SIGTERM is unblocked and gets its default effect, which ends the process.
     """
     # The handler changes first: a waiting SIGTERM would run the worker's handler in the fork
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -289,10 +308,17 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
 
 
 def _run_flower_client_app(address: str, token: str, hospital: int) -> None:
-    """Replace this process by Flower's command that answers a task with the code sent with the run.
+    """Replace this process by Flower's ``flwr-clientapp``, which answers a task with the run's app.
 
-    It stops when the process ``hospital`` ends. ``address`` is the host:port from which tasks come.
-    The function returns only if the command is not installed.
+    The worker calls this function only if the hospital allows any app. The command is taken from
+    the folder of this Python, or otherwise from the PATH. The function returns only if the command
+    is in neither place.
+
+    Args:
+        address: the address of the SuperNode's Runtime API, host:port.
+        token: identifies the task at the SuperNode.
+        hospital: the id of the hospital's main process. Flower's process ends when that process
+            ends.
     """
     # Next to this Python first: another Flower on the PATH may have another version
     command = shutil.which(TaskType.CLIENT_APP.value)
@@ -309,8 +335,13 @@ def _runtime_client(
 ) -> RuntimeHttpClient:
     """Build an HTTP client for the Runtime API of the SuperNode, which hands out tasks.
 
-    The requests stay on this machine, so there is no TLS. ``component`` is the client's name, and
-    ``interceptor`` adds its credential. ``options`` go to Flower.
+    The client uses plain HTTP without TLS, because its requests do not leave this machine.
+
+    Args:
+        address: the Runtime API's address, host:port.
+        component: the name by which the client introduces itself, such as "flwr-clientapp".
+        interceptor: adds the caller's credential to each request, such as a task's token.
+        options: further arguments of Flower's ``RuntimeHttpClient.from_server_address``.
     """
     return RuntimeHttpClient.from_server_address(
         server_address=address,
@@ -324,9 +355,16 @@ def _runtime_client(
 def answer_task(address: str, token: str, answer: Answer) -> bool:
     """Fetch the message of a task, send the reply, and return whether a reply was sent.
 
-    ``answer`` makes the reply. An error in it becomes a reply that has only the error's type. If
-    fetching or sending fails, the error is logged and the result is False. In every case the
-    SuperNode is told that the task has ended.
+    A reply that reports an error counts as sent. If the message cannot be fetched from the
+    SuperNode or the reply cannot be sent, the error is logged and the result is False. In every
+    case the SuperNode is told that the task has ended. Heartbeats keep it from abandoning a long
+    task. During the answer, log lines name the run and the round.
+
+    Args:
+        address: the address of the SuperNode's Runtime API, on this machine.
+        token: identifies the task at the SuperNode.
+        answer: makes the reply from the message, the context and the bytes of the run's app. If
+            it raises an error, the reply reports only the error's type.
     """
     by_token, retrying = RuntimeTokenHttpInterceptor(token), make_simple_http_retry_invoker()
     client = _runtime_client(address, "flwr-clientapp", by_token, retry_invoker=retrying)

@@ -75,9 +75,13 @@ class ShortWaits:
     def sleep(self, seconds: float) -> None:
         """Sleep in place of ``time.sleep`` in Flower's loop, but usually for less than ``seconds``.
 
-        From 3 seconds on, the loop waits for a message. The sleep takes at most 1 second, or 0.25
-        soon after a message. Below 3 seconds, the loop waits for a reply. The sleep takes 0.05
-        seconds, and ``look`` is called about once a second.
+        The requested time reveals the purpose of the wait:
+
+        - From 3 seconds on, the loop waits for a message. The sleep takes at most 0.25 seconds if a
+          message arrived in the last ten seconds, and otherwise at most 1 second.
+        - Below 3 seconds, the loop waits for the reply to a message that has arrived. The
+          arrival is noted, and the sleep takes 0.05 seconds. Before it, the callback ``look`` is
+          called, if it is set and was not called in the last second.
         """
         if seconds < _IDLE:
             self.interval.note_arrival()
@@ -99,9 +103,15 @@ class ShortWaits:
 def shorten_waits(version: str, module: ModuleType) -> str | None:
     """Shorten the waits in Flower's message loop, and let the loop give up unanswerable messages.
 
-    ``module`` is Flower's module with the loop, in which two names are replaced. The result is
-    None. If the version or the module is unknown, nothing is replaced, and the result is a sentence
-    with the reason.
+    For this, the names ``time`` and ``_push_messages`` in ``module`` are replaced. Nothing is
+    replaced if the version of Flower or the content of the module is unknown.
+
+    Args:
+        version: the installed version of Flower.
+        module: Flower's module with the loop.
+
+    Returns:
+        None if the names were replaced, otherwise a sentence that explains the reason.
     """
     known = getattr(module, "time", None) is time and hasattr(module, "_push_messages")
     if version != READ or not known:
@@ -119,7 +129,11 @@ def give_up_unanswered(state: Any) -> int:
     """Give an error reply to all messages that no task will answer, and return their number.
 
     Such messages remain when the process that was to answer them is killed. If any task is
-    unfinished, nothing is done. ``state`` is the node state of Flower 1.39.0.
+    unfinished, nothing is done and the number is 0, because that task may still answer. A number
+    above 0 is logged as an error.
+
+    Args:
+        state: the SuperNode's ``InMemoryNodeState`` of Flower 1.39.0.
     """
     # A running task may still answer, so only an idle node gives messages up
     if state.get_tasks(statuses=UNFINISHED):
@@ -150,9 +164,17 @@ def give_up_unanswered(state: Any) -> int:
 def give_up_while_waiting(push: Callable[..., None], waits: Any) -> Callable[..., None]:
     """Wrap Flower's ``_push_messages`` so that it gives up unanswered messages while it waits.
 
-    Without this, the SuperNode would wait for ever for a reply that no process makes. During a call
-    of ``push``, ``waits`` checks for such messages about once a second. The result takes the same
-    arguments as ``push``.
+    Without this, the SuperNode would wait for ever for a reply that no process makes. During a
+    call, ``waits.look`` is a function that calls ``give_up_unanswered``. After the call it is None.
+    ``waits.sleep`` calls ``look`` about once a second.
+
+    Args:
+        push: Flower's function, which sleeps by ``waits.sleep`` until a reply is ready. Its first
+            argument is the SuperNode's state.
+        waits: the replacement for the module ``time``.
+
+    Returns:
+        A function with the arguments of ``push``.
     """
 
     def pushing(state: Any, *rest: Any, **named: Any) -> None:

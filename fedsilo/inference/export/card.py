@@ -51,13 +51,16 @@ def card_text(
 ) -> str:
     """Build a run's model card, a Markdown text about the model, its data, results and limits.
 
-    Metrics of too few patients are left out.
+    The card leaves out every metric that rests on fewer patients than the run allows. Texts from
+    the run directory are escaped.
 
     Args:
         whole: the finished run.
-        site: the site to show, or None for all sites.
-        form: an exported program's format, 'pt2' or 'onnx', or "" for none.
-        facts: further facts about the exported file.
+        site: the site whose metrics the card shows; None for all sites.
+        form: the format of an exported program ('pt2' or 'onnx'). The card then explains how to use
+            the program. Empty if nothing was exported.
+        facts: name -> value of further facts about the exported file, such as the SHA-256 of its
+            weights.
     """
     # shown() removes metrics of too few patients, so the card cannot show them
     templates = environment("fedsilo.inference.export", html=False)
@@ -124,8 +127,14 @@ def _size(known: Mapping[str, Any], split: str) -> int:
 def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
     """Format a site's number of samples in a split.
 
-    The text is "n/a" if the site does not report the split. A number below ``floor`` is hidden, and
-    the text is, for example, "< 10".
+    If the site does not report the split, the text is "n/a". If the number is hidden because it is
+    below ``floor``, the text is "< 10" for a floor of 10.
+
+    Args:
+        known: the site's entry in silos.json. The key 'sizes' maps a split to a number, or to None
+            if the number is hidden.
+        split: the name of the split.
+        floor: the smallest number that may be shown.
     """
     if split not in known["sizes"]:
         return NONE
@@ -133,10 +142,12 @@ def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
 
 
 def _size_rows(run: Shown) -> list[list[str]]:
-    """Build the rows of the table of sites, the site with the most training samples first.
+    """Build the rows of the table of sites, with a row for each site.
 
-    A row has the name, the distribution, the numbers of samples in train, val and test, and the
-    number of dropped samples. Small numbers are hidden.
+    A row has the site's name, its distribution (a name for the kind of its data), its numbers of
+    samples in train, val and test, and the number of samples that it dropped. The last number is
+    "n/a" unless the run's setting ``trust`` is ``server``. A hidden small number is, for example,
+    "< 10". The site with the most training samples comes first.
     """
     rows = []
     # Sites of equal size stay in the order of the run
@@ -161,8 +172,8 @@ def _metric_row(run: Shown, site: str, metrics: Sequence[str]) -> list[str]:
 def _sites_with_few_tests(run: Shown, sites: Sequence[str]) -> list[str]:
     """Find the sites with fewer than 100 test samples, whose metrics have wide intervals.
 
-    A hidden number counts as fewer than 100. A site that does not report its number of test samples
-    is left out.
+    Only ``sites`` are checked, and the result has their order. A hidden number counts as fewer than
+    100. A site that does not report its number of test samples is left out.
     """
     few = []
     for site in sites:
@@ -175,8 +186,9 @@ def _sites_with_few_tests(run: Shown, sites: Sequence[str]) -> list[str]:
 def _class_rows(run: Shown, sites: Sequence[str]) -> list[list[str]]:
     """Build the rows of the table of classes: a row for each site and class.
 
-    A row has the site, the class, its number of test samples, and its estimates with intervals. A
-    class without any estimate that may be shown is left out.
+    A row has the site, the class, the number of test samples of this class, and the estimates for
+    it, such as the sensitivity, with their intervals. A class without any estimate that may be
+    shown is left out. A site that does not report its test samples by class is left out too.
     """
     rows = []
     for site in sites:
@@ -203,8 +215,9 @@ def _plain(name: str) -> str:
 def _front_matter(run: Shown, sites: Sequence[str]) -> str:
     """Build the model card's metadata for Hugging Face, as YAML without the enclosing lines '---'.
 
-    The metadata are the library, the task, the tags, the run's name, and the test metrics of each
-    of ``sites``. A person must add the licence.
+    The metadata are the library, the task, the name of the run directory, and the test metrics of
+    each of ``sites``. The tags are "federated-learning", "medical" and the method. There is no
+    licence, because a person must choose it.
     """
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -238,8 +251,9 @@ def _front_matter(run: Shown, sites: Sequence[str]) -> str:
 def _terms_of(name: str) -> str:
     """Describe in a phrase the terms under which the data set ``name`` may be used.
 
-    The phrase has the licence, its web address and any further terms. Without a licence, it says
-    whether fedsilo made up the data or the sites own them.
+    The phrase has the licence, its web address and any further terms. For a data set without a
+    licence, the phrase says that fedsilo made up the data, if its ``origin`` is "made-up".
+    Otherwise, it says that the data belong to the sites.
     """
     data = data_set(name)
     licence = data.licence
@@ -253,8 +267,9 @@ def _terms_of(name: str) -> str:
 def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
     """Describe the privacy guarantee of a run in Markdown: the spent epsilon at its delta.
 
-    If ``guarantee`` is a string, it is the reason why the run has no guarantee. Otherwise, its key
-    "of" says what is protected.
+    If ``guarantee`` is a string, the run has no guarantee, and the text shows the string as the
+    reason. Otherwise, ``guarantee`` has the keys "epsilon", "delta" and "of". The value of "of" is
+    a text that says what is protected.
     """
     if isinstance(guarantee, str):
         return f"ε: **none** ({guarantee})"
@@ -274,8 +289,9 @@ def _choose_metrics(run: Shown, sites: Sequence[str]) -> list[str]:
 def _cell(run: Shown, site: str, metric: str) -> str:
     """Format a site's test metric, with a 95 % interval for the accuracy and for a two-class AUC.
 
-    A missing metric gives "n/a". The interval is left out if a number of test samples that it needs
-    is hidden.
+    If the site does not have the metric, the cell is "n/a". The interval of the accuracy needs the
+    number of test samples. The interval of the AUC needs the number of test samples of each class.
+    If such a number is hidden, the interval is left out.
     """
     value = run.summary["sites"].get(site, {}).get(metric)
     if value is None:
@@ -294,8 +310,9 @@ def _cell(run: Shown, site: str, metric: str) -> str:
 def _changed_settings(run: Shown) -> list[tuple[Markdown, Markdown]]:
     """Return (key, value) of each setting that differs from its default, sorted by key.
 
-    Both are Markdown code. The method, the data set and the seed are left out. Settings without
-    influence on the result, such as folders, are left out too.
+    Key and value are formatted as Markdown code. The method, the data set and the seed are left
+    out, because the card shows them elsewhere. Settings without influence on the result, such as
+    folders, are left out as well.
     """
     values = as_mapping(run.settings.common) | as_mapping(run.settings.own)
     usual = defaults(CommonSettings) | as_mapping(type(run.settings.own)())

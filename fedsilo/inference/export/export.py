@@ -61,14 +61,16 @@ class Program:
     def difference(self, answers: Tensor, count: int = VECTORS) -> float:
         """Compare an exported program's answers with fedsilo's on the first ``count`` test vectors.
 
-        ``answers`` are (count, ...).
+        Args:
+            answers: the program's answers (count, ...) to these test vectors.
+            count: the number of test vectors to compare.
 
         Returns:
-            The largest absolute difference. For a numeric outcome, it is divided by the outcome's
-            standard deviation in training.
+            The largest absolute difference over all elements. For a numeric outcome, differences
+            are divided by the standard deviation of the outcome over the training samples.
 
         Raises:
-            ExportError: the difference is above 0.0001, or NaN.
+            ExportError: the result would be above 0.0001, or NaN.
         """
         _, deviation = self.task.scale
         apart = (answers.double() - self.answers[:count].double()).abs()
@@ -131,9 +133,15 @@ def open_program(model: TrainedModel) -> Program:
 def made_up_inputs(model: TrainedModel) -> Tensor:
     """Make up eight inputs, with which an exported program is compared.
 
-    Every call returns the same inputs, (8, *input_shape). Rows of a table are normally distributed
-    around the features' means, with one missing value. Images are uniform noise over the whole
-    range of an integer type, or from 0 to 255 for floating-point pixels.
+    The inputs come from no patient, and are the same in every call:
+
+    - The rows of a table are normally distributed, with the mean and the standard deviation of each
+      feature. The first value of the first row is missing (NaN).
+    - Images of type uint8 or int16 are uniform noise over the whole range of the type.
+    - Floating-point images are uniform noise from 0 to 255.
+
+    Returns:
+        The inputs, (8, *input_shape).
     """
     rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
     shape = (VECTORS, *model.silo.shape.input_shape)
@@ -154,10 +162,13 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
 def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
     """Prepare raw inputs for the network in the way in which sites prepare their samples.
 
-    Rows of a table are standardised. Images are divided by 255 and standardised if the data set has
-    a fixed mean and deviation. Other images stay unchanged.
+    fedsilo computes its own predictions from the result. An exported program prepares raw inputs
+    itself, so a comparison of the predictions also tests this preparation.
+
+    Rows of a table are standardised. If the data set standardises pixels by a fixed mean and
+    deviation, images are divided by 255 and then standardised. All other images are returned
+    unchanged.
     """
-    # An exported program prepares raw inputs itself, so the comparison tests this preparation, too
     if model.silo.standardisation:
         return standardise(vectors, model.silo.standardisation)
     pixels = model.pixel_standardisation()
@@ -170,8 +181,10 @@ def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
 def _meaning(vectors: Tensor, is_standardised: bool) -> str:
     """Describe in a phrase the inputs that an exported program takes, for program.json.
 
-    The shape and type of the example inputs ``vectors`` decide. ``is_standardised`` matters only
-    for floating-point images.
+    The phrase depends on the shape and type of ``vectors``, which are example inputs. It tells
+    tables from images, and gives the range of the pixels. For floating-point images that are not
+    standardised, the phrase adds that the pixels are used as they are read. For all other inputs,
+    ``is_standardised`` is ignored.
     """
     if vectors.ndim == 2:
         return "a table's features in this order as they are read; a missing value is NaN"
@@ -202,9 +215,11 @@ def trace_program(program: Program) -> ExportedProgram:
 def write_pt2(program: Program, path: Path) -> float:
     """Write the program as a PyTorch file, load the file, and compare its answers with fedsilo's.
 
+    The answers are compared for batches of 8, 1 and 3 test vectors.
+
     Returns:
-        The largest absolute difference. For a numeric outcome, it is divided by the outcome's
-        standard deviation.
+        The largest absolute difference in all batches. For a numeric outcome, it is divided by the
+        standard deviation of the outcome.
 
     Raises:
         ExportError: the program cannot be traced, or a difference is above 0.0001 or NaN.
@@ -222,9 +237,12 @@ def write_pt2(program: Program, path: Path) -> float:
 def write_onnx(program: Program, path: Path) -> float:
     """Write the program as an ONNX file, and compare its answers with fedsilo's.
 
+    ONNX Runtime loads the written file and computes the answers for batches of 8, 1 and 3 test
+    vectors.
+
     Returns:
-        The largest absolute difference. For a numeric outcome, it is divided by the outcome's
-        standard deviation.
+        The largest absolute difference in all batches. For a numeric outcome, it is divided by the
+        standard deviation of the outcome.
 
     Raises:
         SettingError: the extra 'onnx' is not installed.
@@ -313,12 +331,21 @@ class Export:
 def export_model(run: FinishedRun, model: TrainedModel, form: str, folder: Path) -> Export:
     """Write a model as a program to a new folder, with test vectors and a model card.
 
-    ``form`` is 'pt2' (PyTorch) or 'onnx'. ``folder`` must not exist, and appears only once it is
-    complete.
+    The folder appears only when all its files are written, and when the program's answers to the
+    test vectors agree with fedsilo's.
+
+    Args:
+        run: the run of the model.
+        model: the model.
+        form: the format, 'pt2' (PyTorch) or 'onnx'.
+        folder: the folder to write. The caller must check that it does not exist. If another
+            process fills it meanwhile, its files stay, the export is discarded, and no error is
+            raised.
 
     Raises:
-        SettingError: the extra 'onnx' is needed, but not installed.
-        ExportError: the model cannot be written, or the program's answers differ from fedsilo's.
+        SettingError: the format is 'onnx', but the extra 'onnx' is not installed.
+        ExportError: the model cannot be written in this format, or the program's answers differ
+            from fedsilo's by more than 0.0001.
     """
     # A shared model belongs to all sites, so its card and program name no site
     own_site = None
@@ -338,11 +365,17 @@ def export_model(run: FinishedRun, model: TrainedModel, form: str, folder: Path)
 
 
 def _write_about(program: Program, folder: Path, own_site: str | None, difference: float) -> None:
-    """Write program.json and test-vectors.safetensors into an existing folder.
+    """Write program.json and test-vectors.safetensors into ``folder``.
 
-    program.json describes the program and the largest difference from fedsilo's answers. The other
-    file has the test inputs and fedsilo's answers. ``own_site`` is None for a model that all sites
-    share.
+    program.json describes the inputs, the outputs and the origin of the model. It also has the
+    largest difference that was measured, and the largest one that is allowed.
+    test-vectors.safetensors has the test vectors and fedsilo's answers.
+
+    Args:
+        program: the prepared model.
+        folder: an existing folder.
+        own_site: the site that the model belongs to; None for a model that all sites share.
+        difference: the largest measured difference of an answer.
     """
     model = program.model
     about = program.interface() | {

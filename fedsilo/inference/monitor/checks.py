@@ -41,9 +41,17 @@ def drift_checks(
 ) -> Iterator[CaseCheck]:
     """Yield a check for each column that compares the distributions of its training and new values.
 
-    The check is an alarm if the population stability index is above 0.25 and too large to be
-    chance. A column is skipped if its histogram cannot have two cells with ``floor`` training
-    samples each. Both tensors are (samples, features), with NaN for missing.
+    The measure is the population stability index (PSI) over the cells of a histogram. The check is
+    an alarm if the PSI is above a limit. The limit is 0.25 or, if larger, the PSI that chance alone
+    exceeds with a probability of 5 % divided by the number of columns. A column is skipped if its
+    histogram cannot have two cells with at least ``floor`` training samples each.
+
+    Args:
+        names: the names of the features. A level of a categorical column is called
+            ``column=level``.
+        training: the site's training samples (n, features), NaN for a missing value.
+        new: the new cases (m, features), NaN for a missing value.
+        floor: the smallest number of training samples in a cell.
     """
     columns = _places_by_column(names)
     for places in columns:
@@ -88,10 +96,21 @@ def _column(name: str) -> str:
 
 
 def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | None:
-    """Divide a column into cells, and count the training and the new samples in each.
+    """Divide the values of a column into cells, and count the training and the new samples in each.
 
-    A cell is a level or a range of values. The last one may count missing values. Small cells are
-    merged. Fewer than two cells give None.
+    A categorical column has a cell for each level, and a numeric column for ranges of values. If
+    any value is missing, the last cell counts the missing values. A cell with fewer than ``floor``
+    training samples is added to the cell before it. If the first cell is too small, the next cells
+    are added to it.
+
+    Args:
+        old: training samples (n, features of the column).
+        now: new samples (m, features of the column).
+        floor: the smallest number of training samples in a cell.
+
+    Returns:
+        The training and the new counts by cell. None if fewer than two cells remain, or if all
+        training values are missing.
     """
     old_missing = np.isnan(old[:, 0])
     now_missing = np.isnan(now[:, 0])
@@ -112,10 +131,20 @@ def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | 
 
 
 def _edges(old: Array, new_count: int, floor: int) -> Array:
-    """Choose the inner edges that cut a numeric feature into the cells of a histogram, in order.
+    """Choose the edges that cut a numeric feature into the cells of a histogram.
 
-    Two values are cut in the middle. Otherwise, quantiles of the training samples ``old`` (n, 1)
-    give at most 10 cells. Smaller samples give fewer cells.
+    If the training samples have exactly two values, the only edge is in the middle between them.
+    Otherwise the edges are the quantiles that cut the training samples into c equal parts. c is
+    min(n, ``new_count``) // (2 * ``floor``), limited to the range from 2 to 10. Equal quantiles
+    become one edge, so there can be fewer than c cells.
+
+    Args:
+        old: the n training samples of the feature, (n, 1), without missing values.
+        new_count: the number of new samples.
+        floor: the smallest number of training samples wanted in a cell. The cells may be smaller.
+
+    Returns:
+        The inner edges in increasing order, one fewer than cells.
     """
     values: Array = np.unique(old)
     if len(values) == 2:
@@ -145,8 +174,12 @@ def _levels(rows: Array) -> Array:
 def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int], list[int]] | None:
     """Merge neighbouring cells until each has at least ``floor`` training samples.
 
-    A cell that is too small joins the cell before it, and a small first cell the next one. The
-    result is None if fewer than two cells remain.
+    A cell that is too small is added to the cell before it. If the first cell is too small, the
+    next cells are added to it until it is large enough. A cell of missing values is treated like
+    any other cell.
+
+    Returns:
+        The training and the new counts by cell, or None if fewer than two cells remain.
     """
     kept_old: list[int] = []
     kept_now: list[int] = []
@@ -166,11 +199,11 @@ def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int],
 def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> CaseCheck:
     """Check that prediction sets contain the true class as often as promised.
 
-    The check is an alarm if the 95 % Wilson interval of the share of such sets is entirely below
-    ``coverage``.
+    The measure is the share of sets that contain the true class. The check is an alarm if the 95 %
+    Wilson interval of this share is entirely below ``coverage``.
 
     Args:
-        sets: bool (n, classes), the classes in each prediction set.
+        sets: bool (n, classes), the classes in the prediction set of each case.
         labels: the true classes (n,).
         coverage: the promised share, between 0 and 1.
     """
@@ -223,6 +256,7 @@ def error_check(errors: Tensor, reference: float) -> CaseCheck:
     """Check that the mean absolute error has not risen above the one on the run's test samples.
 
     The check is an alarm if the 95 % interval of the mean error is entirely above ``reference``.
+    The interval is 1.96 standard errors on each side of the mean.
 
     Args:
         errors: the absolute errors (n,) of at least two new cases.

@@ -61,11 +61,13 @@ class GroupColumn:
     def groups(self, rows: Tensor) -> tuple[Tensor, list[str]]:
         """Assign each of the ``rows`` (n, features) to a group of this column.
 
-        Each level of a categorical column is a group. The edges separate the groups of a numeric
-        column. Rows with a missing value form the last group, "not known".
+        For a categorical column, each level is a group. For a numeric column, the edges separate
+        the groups, and a value on an edge belongs to the group above it. Without edges, all numbers
+        are in one group, "all". Rows with a missing value form the last group, "not known".
 
         Returns:
-            The group's number for each row (n,), and the groups' names.
+            The number of the group of each row (n,), and the names of the groups in the order of
+            their numbers. "not known" is listed only if a row has a missing value.
         """
         values = rows[:, list(self.places)]
         if self.levels:
@@ -119,8 +121,9 @@ def _add(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
 def _join_names(first: str, second: str) -> str:
     """Join the names of two neighbouring groups of patients, to name their union.
 
-    ``first`` is the lower range: ``30 to 40`` and ``40 to 50`` give ``30 to 50``. Names that are
-    not neighbouring ranges are joined by "or".
+    ``first`` must be the lower range. ``30 to 40`` and ``40 to 50`` give ``30 to 50``. ``below 30``
+    and ``30 to 40`` give ``below 40``. ``40 to 50`` and ``from 50`` give ``from 40``. ``below 40``
+    and ``from 40`` give ``any value``. Names that are not neighbouring ranges are joined by "or".
     """
     start, _, end = first.rpartition(" ")
     if second == f"from {end}":
@@ -135,8 +138,14 @@ def _join_names(first: str, second: str) -> str:
 def group_patients(pooled: Examined, column: GroupColumn) -> list[Group]:
     """Group the test patients by a column, and merge groups that are too small to be shown.
 
-    Each group counts the patients of each true class, and those predicted correctly. If all
-    patients together are too few, the list is empty. The patients must be rows of a table.
+    For each group, two numbers are counted for each true class: the patients, and the patients
+    whose prediction is right. A prediction is right if the most probable class is the true one.
+    ``Group.is_enough`` decides which groups are too small. If all patients together are too few,
+    the list is empty.
+
+    Args:
+        pooled: the test patients of all sites with their predictions. They must be rows of a table.
+        column: the column to group by.
     """
     assert pooled.rows is not None, "a column is of a table"
     place_of, names = column.groups(pooled.rows)
@@ -155,9 +164,17 @@ def group_patients(pooled: Examined, column: GroupColumn) -> list[Group]:
 def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
     """Merge neighbouring groups until each is large enough to be shown.
 
-    A group that is too small takes in the next groups until it is large enough. A small last group
-    takes in groups before it. ``Group.is_enough`` decides with ``floor``. The list is empty if all
-    patients together are too few.
+    ``Group.is_enough`` decides whether a group is large enough. A group that is too small takes in
+    the groups after it, one by one, until it is large enough. If the last group is still too small,
+    it takes in the groups before it in the same way.
+
+    Args:
+        groups: the groups in order.
+        floor: the smallest number of patients that ``Group.is_enough`` requires.
+
+    Returns:
+        Groups that are all large enough, in order. The list is empty if all patients together are
+        too few.
     """
     kept: list[Group] = []
     for group in groups:
@@ -177,8 +194,9 @@ def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
 def examine_groups(pooled: Examined, column: GroupColumn) -> Examination:
     """Build the report's section on groups of patients by a column of the table, such as age.
 
-    A picture and a table show the results by group. Groups with too few patients are merged with
-    their neighbours. If fewer than two groups remain, a sentence says so instead.
+    The section has a picture and a table. The picture shows the accuracy in each group with a 95 %
+    interval. Groups with too few patients to be shown (``Group.is_enough``) are merged with their
+    neighbours. If fewer than two groups remain, the section has only a sentence that says so.
     """
     groups, title = group_patients(pooled, column), f"By {column.name}"
     if len(groups) < 2:
@@ -230,9 +248,13 @@ def _cell(right: int, samples: int) -> str:
 def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
     """Yield the thresholds of a decision curve that may be shown, in ascending order.
 
-    The multiples of 0.05 below 1 are candidates. A candidate is yielded if at least ``floor`` of
-    the ``scores`` (n,) lie between it and the threshold yielded before, and at least ``floor`` lie
-    above. No count reaches across 0.5.
+    The curve must not reveal the predictions for fewer than ``floor`` patients. The multiples of
+    0.05 from 0.05 to 0.95 are tried in turn. A threshold t is chosen if at least ``floor`` of the
+    ``scores`` (n,) are in each of these two ranges:
+
+    - from the previously chosen threshold, at first 0, to below t. If t is above 0.5, the range
+      starts at 0.5 or later.
+    - from t upwards. If t is below 0.5, the range ends below 0.5.
     """
     before = 0.0
     for threshold in _THRESHOLDS:
@@ -244,7 +266,6 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
             end = _EVEN
         below = (scores >= start) & (scores < threshold)
         above = (scores >= threshold) & (scores < end)
-        # The curve must not reveal the predictions for fewer than 'floor' patients
         if min(int(below.sum()), int(above.sum())) >= floor:
             yield threshold
             before = threshold
@@ -253,9 +274,13 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
 def examine_decisions(pooled: Examined) -> Examination:
     """Build the report's section on the decision curve: does acting on the model's answers help?
 
-    The curve shows the net benefit per patient for each threshold, the probability from which
-    somebody acts. The section compares the model with acting on everybody and on nobody. Without
-    two classes or enough patients, a sentence says so instead.
+    A threshold is the probability from which somebody acts. The curve shows the net benefit per
+    patient for each threshold (Vickers and Elkin 2006). The section has an explanation, a picture
+    and a table. The picture and the table compare the model with acting on everybody. The picture
+    also shows acting on nobody.
+
+    If the run does not have two classes, or if there are too few patients for any threshold, the
+    section has only a sentence that says so.
     """
     if len(pooled.classes) != 2:
         return Examination(_BENEFIT, ["A decision curve needs two classes, but this run has more."])
@@ -297,8 +322,9 @@ def _net_benefits(pooled: Examined) -> list[_Benefit]:
 def _draw_benefits(benefits: Sequence[_Benefit], ill: str) -> Picture:
     """Draw the net benefit of acting on the model, on all patients and on nobody, by threshold.
 
-    The caption lists the thresholds at which the model is best. ``ill`` is the name of the second
-    class, for the legend.
+    The curve for acting on all patients is cut below -0.15, to keep it inside the picture. The
+    caption lists the thresholds at which the model has more net benefit than both alternatives.
+    ``ill`` is the name of the second class, for the legend.
     """
     model, everybody, nobody = dict[int, float](), dict[int, float](), dict[int, float]()
     best = []
@@ -331,14 +357,23 @@ def _benefit_table(pooled: Examined, benefits: Sequence[_Benefit]) -> Table:
 def examine(
     run: Shown, by: Sequence[str], decisions: bool, data_dir: Path | None
 ) -> list[Examination]:
-    """Build the clinic report's sections on the test samples of all sites together.
+    """Build the clinic report's sections that need the sites' data.
 
-    Each column in ``by`` gets a section on groups of patients. ``decisions`` adds one on the
-    decision curve. Sites with hidden counts are left out. If nothing may be shown, the only section
-    says so.
+    The sections are about the test samples of all sites together. A site is left out if one of its
+    test counts is hidden because of too few patients. If no site is left, the only section says
+    that there are too few patients. If the run's setting 'trust' is not ``server``, the only
+    section says that no metrics of groups may be shown.
+
+    Args:
+        run: a view of the run without the metrics and counts that must not be shown.
+        by: columns of the run's table. For each, a section shows the metrics by group of patients.
+        decisions: whether to add a section on the decision curve.
+        data_dir: the data directory. None means the run's own.
 
     Raises:
-        SettingError: the run predicts no classes, or a column is missing.
+        SettingError: the run does not predict class probabilities, or its table lacks a column of
+            ``by``.
+        FedsiloError: the data or a model cannot be opened.
     """
     run.require_classes("report' with --by or '--decisions")
     # The level is checked before any data are opened
@@ -363,8 +398,12 @@ def examine(
 def _pool_predictions(run: Shown, models: Sequence[TrainedModel]) -> Examined:
     """Predict the test samples of several sites, and join the results of all sites.
 
-    The result has the probabilities, the labels and, for a table, the rows before standardisation.
-    ``models`` has the run's model, opened at each site.
+    The result has the probabilities and the labels. For a table, it also has the rows before
+    standardisation. The class names are those of the first model.
+
+    Args:
+        run: the run, which gives the smallest number of patients that may be shown.
+        models: the run's model, opened at each site to examine.
     """
     probabilities, labels, rows = [], [], []
     for model in models:
@@ -389,11 +428,14 @@ def _pool_predictions(run: Shown, models: Sequence[TrainedModel]) -> Examined:
 def _column(model: TrainedModel, name: str) -> GroupColumn:
     """Find a column of the run's table by its name, to group patients by it.
 
-    A numeric column is cut at its declared edges. Without them, the edges are the declared mean
-    plus and minus up to three deviations.
+    The result has the indices of the column's features. For a categorical column, it has the names
+    of the levels. For a numeric column, it has the edges between the groups, which the table's
+    schema declares. Without declared edges, seven edges are used: the declared mean, and the mean
+    plus and minus 1, 2 and 3 declared standard deviations. Without a declared mean or deviation,
+    there are no edges.
 
     Raises:
-        SettingError: the column is missing.
+        SettingError: the run's data are images, or the column is not in the table.
     """
     if not model.silo.features:
         raise SettingError(

@@ -112,12 +112,23 @@ def check_new_cases(
 ) -> Monitored:
     """Check whether a finished run's model still suits the new cases at one site.
 
-    ``data`` is a table, a manifest or a folder of images. Features are compared with training data.
-    Predictions are compared with labels if enough cases have one. Without ``calibration``, the
-    run's own is used.
+    The features of all readable cases are compared with the site's training data to detect drift.
+    Predictions are compared with labels if enough cases have one. The number needed is the run's
+    setting 'privacy.sums-min-count', its floor. For classification, coverage, calibration and
+    accuracy are checked, and for regression the mean absolute error. Other tasks have no checks of
+    labels. The result explains each check that is not possible.
+
+    Args:
+        run: the run of the model.
+        model: the model, opened at the site.
+        data: the new cases: a table, a manifest of images or a folder of images. Labels are
+            optional.
+        coverage: the share of prediction sets that should contain the true class, between 0 and 1.
+        calibration: the file that ``calibrate`` wrote. None means the one in the run directory.
 
     Raises:
-        FedsiloError: too few cases are readable, or the calibration is unusable.
+        FedsiloError: the cases cannot be opened, the readable cases are fewer than the floor, or
+            the calibration file cannot be used.
     """
     new, floor = open_new_data(model, data), run.floor
     # Reading all files also finds those that cannot be used
@@ -139,8 +150,15 @@ def _check_labels(
 ) -> tuple[list[CaseCheck], list[str]]:
     """Run the checks that compare predictions with labels, for the new cases that have a label.
 
-    The result has the checks, and a sentence for each check that was not possible. Fewer than
-    ``run.floor`` labels allow no check. Only classification and regression have such checks.
+    Only classification and regression have such checks. Fewer labels than ``run.floor`` are too
+    few. ``new`` are the opened cases. The other arguments are those of ``check_new_cases``.
+
+    Returns:
+        The checks, and a sentence for each check that was not possible. For other tasks or with too
+        few labels, no checks and one sentence.
+
+    Raises:
+        FedsiloError: the calibration file cannot be used, or no case can be read.
     """
     if run.task not in _OF_LABELS:
         return [], [f"labels: of task '{run.task}' only the distribution of features is checked"]
@@ -167,8 +185,18 @@ def _number_checks(
 ) -> tuple[list[CaseCheck], list[str]]:
     """Check that the mean absolute error of new predictions has not risen above the run's.
 
-    ``before`` is the error on the site's test samples. If it is None, the result has no check, but
-    a sentence that says so.
+    ``error_check`` decides whether the check is an alarm.
+
+    Args:
+        predicted: the predictions (n,).
+        outcomes: the outcomes (n,), in the same unit.
+        before: the mean absolute error on the run's test samples of ``site``. None if it is
+            unknown, or hidden because of too few patients.
+        site: the name of the site.
+
+    Returns:
+        A list of checks, and a list of sentences on checks that were not possible. One list has one
+        entry, and the other is empty. If ``before`` is None, there is no check but a sentence.
     """
     if before is None:
         return [], [f"MAE: the run has none of {site} that may be shown"]
@@ -178,10 +206,15 @@ def _number_checks(
 def _drift(model: TrainedModel, now: Tensor, floor: int) -> Iterator[CaseCheck]:
     """Check whether the features of new cases are distributed as in the site's training data.
 
-    Images are compared only by brightness and contrast. With the setting 'trust' at ``nobody``,
-    nothing is yielded. ``floor`` is the smallest number of training samples in a histogram's cell.
+    A check is yielded for each column for which ``drift_checks`` finds enough training samples.
+    Images are compared only by their brightness and contrast. If the run's setting 'trust' is
+    ``nobody``, nothing is yielded, because distributions of training data may not be used.
+
+    Args:
+        model: the model, opened at the site.
+        now: the features of the new cases.
+        floor: the smallest number of training samples in a cell of a histogram.
     """
-    # Distributions of training data may not be used at 'nobody'
     if model.common.trust == NOBODY:
         return
     training = model.lab.session.silo.train.inputs
@@ -201,8 +234,10 @@ def _unchecked_features(
 ) -> Iterator[str]:
     """Yield a sentence on the columns that could not be checked for drift, if there are any.
 
-    It names the columns without a check in ``drift``, and the reason. The columns of images are
-    brightness and contrast.
+    If the run's setting 'trust' is ``nobody``, the sentence says that no distribution may be
+    compared. Otherwise it names the columns that have no check in ``drift``. It gives the reason: a
+    histogram of their training values does not have two cells with at least ``floor`` samples each.
+    The columns of images are brightness and contrast.
     """
     if model.common.trust == NOBODY:
         yield (
@@ -224,8 +259,12 @@ def _unchecked_features(
 def _calibration(model: TrainedModel, path: Path | None) -> tuple[Calibration | None, str]:
     """Open the model's calibration from ``path``, or from the run directory if ``path`` is None.
 
-    If the run directory has no calibration, the result is None and a sentence with the command that
-    makes one. Otherwise, the sentence is empty.
+    Returns:
+        The calibration and an empty string. If ``path`` is None and the run directory does not
+        contain a calibration, the result is None and a sentence with the command that makes one.
+
+    Raises:
+        FedsiloError: the calibration cannot be used, or the file ``path`` is missing.
     """
     if path is None and not calibration_path(model.run_dir, model.site).is_file():
         command = f"fedsilo calibrate {model.run_dir} --site {model.site}"
@@ -242,8 +281,16 @@ def _label_checks(
 ) -> Iterator[CaseCheck]:
     """Yield the checks that need labels: coverage, certainty and accuracy.
 
-    Coverage is checked only with a ``calibration``. Accuracy is checked only with ``before``, the
-    run's test accuracy. ``own`` are the model's probabilities (n, classes) before calibration.
+    Coverage is checked only if ``calibration`` is given. The certainty check compares the mean
+    confidence with the accuracy. It uses the probabilities at the calibration's temperature, or
+    ``own`` if ``calibration`` is None.
+
+    Args:
+        own: the model's own probabilities (n, classes), before calibration.
+        labels: the true classes (n,).
+        calibration: the model's calibration, or None if there is none.
+        coverage: the share of prediction sets that should contain the true class.
+        before: the accuracy on the run's test samples. None skips the check of accuracy.
     """
     probabilities = own
     if calibration:

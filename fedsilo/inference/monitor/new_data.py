@@ -47,9 +47,9 @@ class NewData:
     labels: Tensor
 
     def features(self) -> Tensor:
-        """Return the features of all cases that could be read, (cases, *input_shape).
+        """Return the features of all k readable cases, (k, *input_shape), not yet standardised.
 
-        They are not standardised yet. A missing value in a table is NaN.
+        Rows of a table have NaN for a missing value. Image files are decoded again at each call.
         """
         if self.inputs.read is not None:
             return self.inputs.read
@@ -70,11 +70,14 @@ class NewData:
 def open_new_data(model: TrainedModel, data: Path) -> NewData:
     """Open new cases as inputs of a model, with the labels in their file.
 
-    A folder has images without labels. A file is a table or a manifest of images, like the run's
-    data. An absent or unknown label is NaN for a number and -1 for a class.
+    A folder is read as images, which have no labels. A file is read as a table if the run's data
+    are a table, and otherwise as a manifest of images. Labels are read if the model predicts
+    classes or a number. If a label is absent or unknown, the case gets NaN for a number and -1 for
+    a class.
 
     Raises:
-        DataError: there are no cases, or they cannot be read.
+        DataError: there are no cases, they cannot be read, or they are of another kind than the
+            run's data.
     """
     task = model.lab.task.name
     by_name: dict[str, float] = {}
@@ -114,8 +117,12 @@ def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
 def _label_reader(task: str, classes: Mapping[str, Sequence[str]]) -> ReadLabel:
     """Choose the function that converts the text of a label to a number, or to None if unknown.
 
-    A class becomes its position in ``classes``. For regression, the text must be a number. For any
-    other task, every label is unknown.
+    For classification, the number is that of the class, in the order of ``classes``. For
+    regression, the text itself must be a number. For any other task, every label is unknown.
+
+    Args:
+        task: the name of the task.
+        classes: name of a class -> the labels that the data set declares for it.
     """
     if task == CLASSIFICATION:
         return _class_numbers(classes).get
@@ -136,8 +143,12 @@ def _read_number(text: str) -> float | None:
 def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
     """Map each text that may stand for a class to the number of the class.
 
-    A text is the name of a class or one of its labels in ``classes``. The number of a class is its
-    position there. Labels win over names.
+    A class is written as its name, or as one of the labels that the data set declares for it. If a
+    text is the name of one class and a label of another, the label decides. The texts are
+    normalised by ``same_text``, so that "1.0" and "1" are equal.
+
+    Args:
+        classes: name of a class -> its labels. The number of a class is its position here.
     """
     numbers = {}
     for number, name in enumerate(classes):
@@ -150,10 +161,15 @@ def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
 
 
 def _table_labels(path: Path, schema: TableSchema, read: ReadLabel) -> Iterator[tuple[str, float]]:
-    """Read the labels in a table file: the line number as a string, and the label.
+    """Read the labels in a table file, for the rows that have a known label.
 
-    Rows without a known label are left out. "true" and "false" also count as "1" and "0". Without a
-    column of labels, nothing is yielded.
+    The schema names the column of labels. The case of letters in this name does not matter. Texts
+    are normalised by ``same_text``, so that "1.0" and "1" are equal. If ``read`` does not know the
+    text "true" or "false", it is read again as "1" or "0".
+
+    Yields:
+        The line number as a string, and the label. If the table has no column of labels, nothing is
+        yielded.
     """
     (_, first), *rows = read_table(path, schema.delimiter, guess_delimiter=True)
     names = [name.strip().casefold() for name in first]
@@ -175,10 +191,16 @@ def _table_labels(path: Path, schema: TableSchema, read: ReadLabel) -> Iterator[
 def _manifest_labels(
     path: Path, columns: Sequence[str], read: ReadLabel
 ) -> Iterator[tuple[str, float]]:
-    """Read the labels in a manifest (a CSV file of images): the file name and the label.
+    """Read the column 'label' of a manifest (a CSV file of images), for images with a known label.
 
-    Images without a known label are left out. The manifest may have further ``columns``, which are
-    not read.
+    Args:
+        path: the manifest.
+        columns: further columns that the manifest may have. They are accepted, but not read.
+        read: converts a text to a label, or to None if the label is unknown.
+
+    Yields:
+        The file name from the column 'path', and the label. ``as_cell`` writes "./" before a name
+        that a spreadsheet would read as a formula.
     """
     optional = tuple({"label", "split", "patient", "mask", *columns})
     for _, row in read_rows(path, ("path",), optional):

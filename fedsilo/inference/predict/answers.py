@@ -101,8 +101,9 @@ class Predictions:
     def _repr_html_(self) -> str:
         """Build HTML for a notebook: a table that counts the answers of each class, then text.
 
-        The text is the summary for a terminal, ``lines``. If the task does not predict classes,
-        there is no table.
+        The text is the summary for a terminal (``lines``) without its first line, which the table
+        replaces. For a task that does not predict one class, there is no table, and all lines are
+        shown.
         """
         if self.task.label_noun != "class":
             return html_of_lines(self.lines())
@@ -115,9 +116,10 @@ class Predictions:
     def frame(self) -> pd.DataFrame:
         """Arrange the predictions as a data frame, with a row for each input, in order.
 
-        An input that could not be read has the reason in column ``fault``, and no other values but
-        its name and id. An unusual input may lack the answer, the probabilities and the prediction
-        set.
+        If an input could not be read, its row has only the name, the patient's id if known, and the
+        reason in column ``fault``. An unusual input may get no answer (see ``answered``). Its row
+        then lacks the answer, the answer's probabilities and the prediction set. Entropy and
+        novelty stay.
         """
         columns = self._columns()
         # k rows, each at the place of its input among all
@@ -136,10 +138,18 @@ class Predictions:
         return frame
 
     def _columns(self) -> dict[str, list[Any]]:
-        """Build the columns of the table of predictions: title -> a value per readable input.
+        """Build the columns of the table of predictions: title -> a value per readable input (k).
 
-        The answer comes first, with its probabilities. Entropy, the method's statistics, novelty,
-        prediction set and true answer follow. Columns without data are left out.
+        The columns come in this order:
+
+        - the answer, with its probabilities.
+        - the entropy, if the task has one.
+        - further ``statistics`` of the run's method, such as the weights of a mixture's experts.
+        - novelty, and the reasons why an input is unusual or doubtful.
+        - the prediction set.
+        - the true answer.
+
+        Columns without data are left out.
         """
         columns = self.task.answer_columns(self.probabilities, self.classes)
         if "entropy" in self.task.always:
@@ -156,10 +166,15 @@ class Predictions:
         return columns
 
     def _marks(self) -> dict[str, list[Any]]:
-        """Build the columns on how far each readable input can be trusted: title -> values.
+        """Build the columns on how far each readable input can be trusted: title -> k values.
 
-        The columns are the missing values, the novelty, and the reasons why an input is unusual or
-        doubtful. Without known novelty, only ``imputed``, the missing values, can be present.
+        - ``imputed``: the columns of an input row whose value is missing.
+        - ``novelty``: how far the input is from the training samples.
+        - ``unusual``: the reasons why the input is unlike the training samples.
+        - ``doubtful``: the reasons why a person should check an input that is not unusual.
+
+        If novelty is unknown, only ``imputed`` can be present. ``imputed`` and ``doubtful`` are
+        left out if all their cells are empty.
         """
         marks: dict[str, list[Any]] = {}
         imputed = self.inputs.imputed_columns(self.features)
@@ -180,9 +195,10 @@ class Predictions:
     def lines(self) -> list[str]:
         """Summarise the predictions in lines for a terminal.
 
-        The first line counts the answers. The next lines are about novelty, remarks on reading, and
-        inputs that could not be read. If known, the mean size of a prediction set and the metrics
-        follow.
+        The first line counts the answers and summarises them, for example by class. The next lines
+        are about novelty, remarks on reading the inputs, and inputs that could not be read. If
+        there are prediction sets, a line has the mean number of classes in a set. If the true
+        answers are known, the last lines have the metrics.
         """
         answered = torch.tensor(self.answered(), dtype=torch.bool)
         count = int(answered.sum())
@@ -202,8 +218,13 @@ class Predictions:
     def _novelty(self, answered: int) -> list[str]:
         """Describe in lines how many inputs are unlike the training samples.
 
-        If novelty is unknown, the only line has the reason. If some readable inputs have no answer,
-        a line names the option that gives one.
+        If novelty is unknown, the only line has the reason. Otherwise a line counts the unusual
+        inputs, and another line the doubtful ones. Each is left out for a count of 0. The last
+        lines say which training samples were compared.
+
+        Args:
+            answered: the number of inputs with an answer. If some readable inputs have no answer,
+                the line on unusual inputs names the option that gives one.
         """
         if isinstance(self.novelty, str):
             return [f"novelty is unknown: {self.novelty}"]
@@ -224,8 +245,8 @@ class Predictions:
     def _faults(self) -> list[str]:
         """List the inputs that could not be read: a line with their number, then a line for each.
 
-        At most ten are listed, each with the reason. If all inputs could be read, the list is
-        empty.
+        Only the first ten are listed, each with the name, the patient's id if known, and the reason
+        why it could not be read. If all inputs could be read, the list is empty.
         """
         faults, inputs = self.inputs.faults, self.inputs
         if not faults:

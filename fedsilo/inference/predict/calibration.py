@@ -89,8 +89,14 @@ class Calibration:
     def lines(self, coverage: float) -> list[str]:
         """Describe the calibration in sentences for a terminal.
 
-        They give the temperature, the loss before and after, and how reliable prediction sets of
-        this ``coverage`` are. The coverage is the share of sets that should contain the true class.
+        The sentences state the temperature, the loss before and after calibration, and the lowest
+        probability with which a class enters a prediction set. They also give the range in which
+        the true coverage lies for nine of ten calibrations on as many rows. The last sentence warns
+        that the coverage holds for all cases together, and not for each class or kind of patient.
+
+        Args:
+            coverage: the share of prediction sets that should contain the true class, between 0 and
+                1.
 
         Raises:
             SettingError: the calibration has too few rows for that coverage.
@@ -126,12 +132,21 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
 def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
     """Fit the calibration of a model on the validation rows of its site.
 
-    A temperature, by which logits are divided, minimises the negative log-likelihood. Each row's
-    score is kept for prediction sets. ``coverage`` is the highest coverage of such sets. A higher
-    coverage needs more rows.
+    The temperature, by which logits are divided, is fitted to minimise the negative log-likelihood.
+    The calibration also keeps a score for each row: 1 minus the probability of the true class.
+    Prediction sets are made from these scores later. No row is kept.
+
+    Args:
+        model: the model at its site.
+        coverage: the highest coverage that prediction sets will be asked for, such as 0.9. A higher
+            coverage needs more rows, and at least ten are always needed.
+
+    Returns:
+        The calibration, which also has the mean loss before and after fitting. It is not written to
+        a file.
 
     Raises:
-        DataError: the validation rows are too few, or have changed since the run.
+        DataError: the site has too few validation rows, or the rows have changed since the run.
     """
     # If rows were moved between the splits since the run, training rows could be among these
     refuse_other_rows(model, SPLIT)

@@ -170,8 +170,10 @@ class ClassAnswers(CaseAnswers):
     def _similar(self, index: int) -> Bin | None:
         """Find the run's test samples that were predicted about as confidently as a case.
 
-        Confidence is the largest probability before calibration. The result is the bin with the
-        nearest mean confidence, or None if no bin is nearer than 0.1.
+        Confidence is the largest probability before calibration. The run stores test samples in
+        bins by confidence. The result is the bin whose mean confidence is nearest to the case's. If
+        two bins are equally near, the first one is returned. If no bin is nearer than 0.1, the
+        result is None.
         """
         # Bins count the model's own confidence, without a calibration's temperature
         sure = float(self.predictions.own[index].max())
@@ -186,9 +188,12 @@ class ClassAnswers(CaseAnswers):
     def notes(self, index: int) -> list[str]:
         """List sentences about the answer to a case, each only if its numbers are available.
 
-        The sentences tell how many similar test samples were right, which classes are in the
-        prediction set, and the weight of each site's model in a mixture. ``index`` is the case's
-        index among the readable inputs.
+        - how many of the run's test samples with a similar confidence were right, with a 95 %
+          interval.
+        - the classes in the prediction set.
+        - for a mixture of the sites' models (experts), the weight of each expert.
+
+        ``index`` is the case's index among the readable inputs.
         """
         predictions, notes = self.predictions, []
         similar = self._similar(index)
@@ -208,9 +213,10 @@ class ClassAnswers(CaseAnswers):
         return [*notes, *self._router(index)]
 
     def _router(self, index: int) -> list[str]:
-        """List how much each site's model in a mixture contributed to an answer, in one sentence.
+        """Describe in a list of one sentence how much each site's expert contributed to an answer.
 
-        The largest weight comes first. If the predictions have no such weights, the list is empty.
+        An expert is a site's model in a mixture, whose router gives each expert a weight. The
+        largest weight comes first. If the predictions have no such weights, the list is empty.
         """
         weights = []
         for name, values in self.predictions.statistics.items():

@@ -74,10 +74,16 @@ class ValueTexts:
     def of(self, row: Floats, unusual: Sequence[str], adds: Mapping[str, float]) -> Iterator[Value]:
         """Yield the value of each column of a case for a page, the largest contribution first.
 
+        Contributions are sorted by absolute size. A ``Value`` has the column's title, the value and
+        the usual values as text, a mark, and the contribution. The mark is "imputed" for a missing
+        value. Otherwise it is "unusual" for a column in ``unusual``, and empty for any other
+        column. Columns that the schema ignores are left out.
+
         Args:
             row: the features (f,) of the case before standardisation, NaN for a missing value.
-            unusual: the columns to mark as unusual.
-            adds: column -> its contribution to the probability of the answer, 0 if absent.
+            unusual: the columns whose value is unusual.
+            adds: column -> its contribution to the probability of the answer. A column that is not
+                a key contributes 0.
         """
         # Never 0, because contributions are divided by it
         most = max([*map(abs, adds.values()), 1e-9])
@@ -101,8 +107,9 @@ class ValueTexts:
     def _places(self, column: Column) -> list[int]:
         """Return the indices of the features that hold a column's value.
 
-        A numeric column has one, and a categorical column one for each level except the first.
-        Features that only mark missing values are left out.
+        A numeric column has one such feature, and a categorical column one for each level except
+        the first. A feature ``column=unmeasured``, which only marks a missing value, is not
+        returned. If none of these features exists, the list is empty.
         """
         features = self.schema.features()
         places = []
@@ -116,8 +123,15 @@ class ValueTexts:
     def _text(self, column: Column, values: Floats, mean: float) -> str:
         """Format the value of a column: a number, or the name of a level.
 
-        ``values`` has a number, or 0 and 1 for each level except the first. NaN stands for a
-        missing value, and the text then names its replacement.
+        For a missing value, the text says that it is missing and names the replacement. This is the
+        mean of a numeric column, and "the mixture of all levels" for a categorical one.
+
+        Args:
+            column: the column.
+            values: the values (f,) of the column's features: one number, or 0 and 1 for each level
+                except the first. If all are 0, the level is the first. NaN stands for a missing
+                value.
+            mean: the mean of a numeric column in training.
         """
         if np.isnan(values).any():
             used = f"{mean:.4g}, the mean,"
@@ -134,8 +148,13 @@ class ValueTexts:
     def _usual(self, column: Column, rows: Floats) -> str:
         """Describe the usual values of a column in training, from its features' ``rows`` (n, f).
 
-        A numeric column gives the range of the middle 90 % or 50 % of patients. Few different
-        values are listed with shares. Too few patients give "".
+        For a numeric column with more than five different values, the text is the range of the
+        middle 90 % of patients. If fewer than ``floor`` patients are beyond each end, it is the
+        range of the middle 50 %. If fewer than ``floor`` are beyond each end of that range too, the
+        text is empty.
+
+        For any other column, the text lists the values that at least ``floor`` patients have, with
+        the shares of patients.
         """
         known = rows[~np.isnan(rows).any(axis=1)]
         if column.levels:
@@ -166,8 +185,13 @@ class ValueTexts:
     def _common(self, column: str, names: Sequence[str], counts: Sequence[int]) -> str:
         """List the values that at least ``floor`` patients have, with the shares of patients.
 
-        Smaller counts are hidden. Further values are hidden if a reader could compute a hidden
-        count from the total.
+        Smaller counts are hidden. If a reader could compute a hidden count from the total, further
+        values are hidden in a random order. The column's name and a secret seed decide this order.
+
+        Args:
+            column: the name of the column.
+            names: the names of the values.
+            counts: the number of patients with each value. Shares refer to their sum.
         """
         shown = suppress(counts, self.floor, self._secret, column)
         texts = []
@@ -202,9 +226,14 @@ class Reasons:
 def reasons_of(model: TrainedModel, predictions: Predictions, shown: Sequence[int]) -> Reasons:
     """Explain the answers of the cases that a page shows.
 
-    For a table, each column gets its contribution to the answer. The first 50 answered images get
-    pictures. If the model predicts classes, a map shows the parts that decided the answer. Cases
-    without an answer are not explained. ``shown`` has indices among all inputs.
+    For a table, the contribution of each column to the answer is computed. For images, pictures of
+    the first 50 answered cases are drawn. If the model predicts classes, a picture also has a map
+    of the parts of the image that decided the answer. A case without an answer is not explained.
+
+    Args:
+        model: the model.
+        predictions: the predictions of the model for all cases.
+        shown: the indices of the cases on the page, among all inputs.
     """
     kept = {place: index for index, place in enumerate(predictions.inputs.kept())}
     answered = predictions.answered()
@@ -288,9 +317,10 @@ def read_image(inputs: Inputs, place: int, index: int) -> torch.Tensor:
     """Read the image of a case, (channels, h, w), with its pixels as the data set stores them.
 
     Args:
-        inputs: image files, or a tensor of the readable images.
-        place: the index of the image among all inputs, for a file.
-        index: the index of the image among the readable inputs, for a tensor.
+        inputs: the images. They are files, which are decoded at each call, or a tensor of the
+            readable images.
+        place: the index of the image among all inputs, which finds a file.
+        index: the index of the image among the readable inputs, which finds a row of a tensor.
     """
     # Images of files are decoded again, because keeping all of them could fill the memory
     if isinstance(inputs, FileInputs):
@@ -324,10 +354,17 @@ def explain_new_case(
 ) -> Explanation:
     """Explain the prediction for one new case, a row of a table or an image.
 
-    Exactly one of the files ``table`` and ``image`` must be given. Rows count from 0.
+    Exactly one of ``table`` and ``image`` must be given.
+
+    Args:
+        model: the model.
+        table: the file of the table, or None for an image.
+        row: the number of the row in the table, from 0.
+        image: the file of the image, or None for a table.
 
     Raises:
-        DataError: the case cannot be used, or is of another kind than the run's data.
+        DataError: the row or the image cannot be used, or one of them is given although the run's
+            data are of the other kind.
         SettingError: the network's last feature maps are too small to explain an image.
     """
     refuse_table_or_images(model, table=table is not None)

@@ -50,10 +50,17 @@ class Code:
         return marks
 
     def gap(self, values: Floats) -> Floats:
-        """Measure how far each value is from ``nearest``, the training value next to the code.
+        """Measure how far each value is from ``nearest``, if it lies in the gap next to the code.
 
-        Only values between the code and ``nearest`` count. Any other value has the distance 0.
-        ``values`` (k,) are standardised.
+        The gap is the open interval between the code (``value``) and ``nearest``, the training
+        value next to it. No training value lies in the gap.
+
+        Args:
+            values: standardised values, of shape (k,).
+
+        Returns:
+            For each value in the gap, the distance to ``nearest``. For any other value, and for a
+            value that equals the code except for rounding, 0.
         """
         low, high = sorted((self.value, self.nearest))
         between = (values > low) & (values < high) & ~self.equal(values)
@@ -62,11 +69,22 @@ class Code:
 
 
 def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
-    """Find codes in a table's training values: index of the feature -> its code.
+    """Find codes in a table's training values.
 
-    A code stands for something else, such as 0 for "not measured". It is the lowest or highest
-    value of a feature, far from all others, and at least ten samples share it. ``values`` (n, f)
-    are standardised. Values in ``missing`` are ignored.
+    A code is a number that stands for something else, such as 0 for "not measured". It is the
+    lowest or the highest value of a feature, and at least ten samples share it. Its distance to the
+    next value must be above 0.5 standard deviations, and above five times the median distance
+    between neighbouring different values.
+
+    If both ends of a feature qualify, only the lowest value is a code. Features with at most ten
+    different values are skipped.
+
+    Args:
+        values: (n, f), the standardised training rows.
+        missing: bool (n, f), which values are imputed. These are ignored.
+
+    Returns:
+        Index of the feature -> its code.
     """
     codes: dict[int, Code] = {}
     for place in range(values.shape[1]):
@@ -116,8 +134,11 @@ class Reference:
     def _limit_text(self) -> str:
         """Explain in a phrase how the limit of novelty was set, or why there is none.
 
-        The limit is the score above which a case is unusual. It comes from held-out samples, and
-        too few of them give no limit.
+        The limit is the score above which a case counts as unusual. It is computed from held-out
+        samples, and with too few of them there is no limit. With fewer than 45, it is their highest
+        score, and the phrase gives the expected share of similar samples beyond it. With 45 or
+        more, the phrase promises that, nine times in ten, at most 5 % of similar samples are beyond
+        it.
         """
         if self.limit is None:
             return (
@@ -137,9 +158,13 @@ class Reference:
     def novelty(self, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
         """Measure how unlike the training samples each case is.
 
-        The result has scores for each value and for the whole case. It also marks codes, such as 0
-        for "not measured". ``inputs`` (k, f) are rows as the network gets them, or features of
-        images. ``missing`` marks imputed values, and None means that none are.
+        The result has scores for each value and for the case as a whole. For a table, it also marks
+        codes, such as 0 for "not measured", and values in the gap between a code and the nearest
+        training value. An imputed value is neither a code nor in a gap.
+
+        Args:
+            inputs: (k, f), rows as the network gets them, or features of images.
+            missing: bool (k, f), which values are imputed. None means that none are.
         """
         values = inputs.numpy().astype(np.float64)
         lacking = np.zeros(values.shape, bool)
@@ -153,11 +178,15 @@ class Reference:
         return CaseNovelty(self, self.known.novelty(values, lacking), coded, gaps)
 
     def document(self) -> dict[str, Any]:
-        """Describe the training samples and the limit of novelty for the predictions' JSON file.
+        """Describe the training samples and the limit for the JSON file next to the predictions.
 
-        The result has no value of a sample. A limit of None means that there is none. ``share
-        beyond it`` is the share of held-out samples that may exceed the limit. ``not known``
-        describes the sites whose data are unknown here.
+        The result has no value of a sample. Its keys are:
+
+        - ``sites`` and ``training samples``: the sites of the samples, and their number.
+        - ``limit``: the novelty score above which a case is unusual, or None.
+        - ``held-out samples`` and ``held-out split``: the samples that decided the limit.
+        - ``share beyond it``: the share of such samples that may exceed the limit, 0.05.
+        - ``not known``: a sentence on sites whose data are unknown here.
         """
         return {
             "sites": list(self.sites),
@@ -190,8 +219,10 @@ class CaseNovelty:
     def scores(self) -> Floats:
         """Return the novelty of each case (k,), scaled so that a case above 1 is unusual.
 
-        Without a limit of novelty, a case above 1 is only doubtful. A case gets more than 1 if a
-        value lies between a code and the nearest training value, because its unit may be wrong.
+        The scores of the cases are divided by the limit. Without a limit, they are not divided, and
+        a case above 1 is only doubtful. A value between a code and the nearest training value may
+        have a wrong unit. A case with such values therefore gets at least 1 plus the largest
+        distance of these values to the training values.
         """
         scores: Floats = self.novelty.score / (self.reference.limit or 1.0)
         gaps = self.gaps.max(axis=1, initial=0.0)
@@ -208,9 +239,10 @@ class CaseNovelty:
     def columns(self, features: Sequence[str]) -> list[tuple[str, ...]]:
         """List for each case the table's columns with a value unlike all training values.
 
-        A column is listed if its value's score is above the limit of novelty, or above 1 without a
-        limit. A value between a code, such as 0 for "not measured", and the nearest training value
-        is listed too.
+        A column is listed if the score of its value is above the limit of novelty, which is 1 if
+        none is set. It is also listed if the value lies between a code, such as 0 for "not
+        measured", and the nearest training value. ``features`` has the names of the table's
+        features.
         """
         count = len(features)
         beyond = self.novelty.values[:, :count] > (self.reference.limit or 1.0)
@@ -221,10 +253,12 @@ class CaseNovelty:
         return self._explain(self.unusual(), features)
 
     def doubts(self, features: Sequence[str]) -> list[str]:
-        """Explain for each case why it is doubtful, with "" for a case that is not.
+        """Explain for each case why it is doubtful.
 
-        A case that is not unusual is doubtful if one of its values is a code, such as 0 for "not
-        measured". Without a limit of novelty, a score above 1 is doubtful too.
+        A case that is unusual is never doubtful. Any other case is doubtful if one of its values is
+        a code, such as 0 for "not measured". If the reference has no limit of novelty, a case with
+        a novelty score above 1 is doubtful too. For a case that is not doubtful, the string is
+        empty.
         """
         unusual = self.unusual()
         beyond = np.zeros(len(unusual), bool)
@@ -241,8 +275,13 @@ class CaseNovelty:
     def _explain(self, marked: Booleans, features: Sequence[str]) -> list[str]:
         """Explain the scores of the cases that ``marked`` (k,) selects, in one string per case.
 
-        Reasons are values unlike all training values, a case unlike any sample, and missing values
-        that samples rarely lack. For a case that is not selected, the string is empty.
+        The string joins up to three reasons with semicolons:
+
+        - some columns have a value unlike all training values (``columns`` lists them).
+        - the whole case is unlike any training sample.
+        - the case lacks values that training samples rarely lack.
+
+        For a case that is not selected, the string is empty.
         """
         limit = self.reference.limit or 1.0
         texts = []

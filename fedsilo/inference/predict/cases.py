@@ -65,8 +65,12 @@ def cases_page(run: Shown, model: TrainedModel, predictions: Predictions) -> str
     """Build the HTML page of predicted cases, with the cases that a person should check first.
 
     The page shows at most 200 cases. Further cases are only counted. The order is refused, unusual,
-    doubtful, then uncertain and other cases. ``run`` is a view without metrics that must not be
-    shown.
+    doubtful, then uncertain and other cases.
+
+    Args:
+        run: a view of the run without the metrics and counts that pages must not show.
+        model: the model.
+        predictions: the predictions of the model.
     """
     kept = {place: index for index, place in enumerate(predictions.inputs.kept())}
     answers = case_answers(run, model, predictions)
@@ -103,13 +107,23 @@ def cases_page(run: Shown, model: TrainedModel, predictions: Predictions) -> str
 def _states(
     predictions: Predictions, answers: CaseAnswers, kept: Mapping[int, int]
 ) -> list[_State]:
-    """Find the state of each input, the first that applies.
+    """Find the state of each input, which says whether a person should look at the case.
 
-    - refused: could not be read.
-    - unusual: unlike the training samples.
-    - doubtful: a value may be a code, or novelty is uncertain.
-    - unsure: the answer is uncertain.
+    The first state that applies is chosen:
+
+    - refused: the input could not be read.
+    - unusual: it is unlike the training samples.
+    - doubtful: a value may be a code such as 0 for "not measured", or novelty is uncertain or
+      unknown.
+    - unsure: the task finds its answer uncertain (``is_unsure``).
     - usual: any other input.
+
+    The first three states have a sentence with the reason.
+
+    Args:
+        predictions: the predictions.
+        answers: the answers, which decide which inputs are unsure.
+        kept: index of an input -> its index among the readable inputs.
     """
     count = len(predictions.own)
     unusual, reasons = [False] * count, [""] * count
@@ -140,8 +154,10 @@ def _states(
 def _order(answers: CaseAnswers, states: Sequence[_State], kept: Mapping[int, int]) -> list[int]:
     """Sort the indices of all inputs so that cases that a person should check come first.
 
-    The order is refused, unusual, doubtful, unsure, usual. Unusual cases are sorted by novelty, and
-    others by ``answers.rank``.
+    The order of the states is refused, unusual, doubtful, unsure, usual. Among unusual cases, the
+    most novel one comes first. Within any other state, ``answers.rank`` gives the order. For
+    classes, the least probable answer comes first. Inputs that are equal by these rules keep their
+    order.
     """
     predictions = answers.predictions
     novelty = np.zeros(len(predictions.own))
@@ -171,8 +187,10 @@ def _name(predictions: Predictions, place: int) -> str:
 def _case(context: _Context, place: int) -> dict[str, Any]:
     """Build the template variables of the case with index ``place`` among all inputs.
 
-    ``row`` has the cells in the overview table. A case without an answer gets "none" there. A case
-    that could not be read has only name, state, reason and ``row``.
+    ``row`` has the case's cells in the overview table: name, headline, the cells of the answer and
+    novelty. If the model predicted the case but gives no answer, the cells of the answer are "none"
+    and then "-", ``bars`` is empty, and a note says so. If the case could not be read, only name,
+    state, headline, reason and ``row`` have content.
     """
     predictions, name = context.predictions, _name(context.predictions, place)
     index, state = context.kept.get(place), context.states[place]
@@ -202,8 +220,9 @@ def _case(context: _Context, place: int) -> dict[str, Any]:
 def _values(context: _Context, index: int) -> list[Any]:
     """List the values in the table row of a case, as the page shows them.
 
-    The list is empty for images. A value unlike all training values is marked as unusual. ``index``
-    is the case's index among the readable inputs.
+    The result is a list of ``Value``, which is empty for images. A value that is unlike all
+    training values is marked as unusual. If the contribution of a value to the prediction was
+    computed, it is included. ``index`` is the case's index among the readable inputs.
     """
     read = context.predictions.inputs.read
     if context.texts is None or read is None:
@@ -247,10 +266,15 @@ def _sentence(answers: CaseAnswers) -> str:
 
 
 def _sets(answers: CaseAnswers, document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Describe the prediction sets for the facts on the page, as pairs (name, text).
+    """Describe the prediction sets for the list of facts on the page, as a list of (name, text).
 
-    The text states the coverage of the sets, or names the option that asks for sets. The list is
-    empty if the task has no prediction sets.
+    The list has one pair, or none if the task has no prediction sets. If sets were made, the text
+    states their coverage. Otherwise it names the option ``--coverage``, which asks for sets.
+
+    Args:
+        answers: the answers, which tell whether the task has prediction sets.
+        document: the content of the JSON next to the predictions. Its 'calibration' is None if no
+            calibration was applied, and the 'coverage' in it is None if no sets were made.
     """
     if not answers.has_sets:
         return []
@@ -268,8 +292,15 @@ def page_facts(
 ) -> list[tuple[str, str]]:
     """Build the facts at the beginning of a page of predictions, as pairs (name, text).
 
-    The facts tell the data, the model, the site and the files of the cases. ``further`` pairs, the
-    date and the software follow. ``document`` is the content of the JSON file of the predictions.
+    The facts are the data set, the method, the run, the model, the site, and the name of the file
+    or folder with the cases. Then come ``further``, today's date, and the versions of the software.
+
+    Args:
+        model: the model.
+        inputs: the cases.
+        document: the content of the JSON next to the predictions, with the keys run, model, weights
+            and software.
+        further: more pairs, such as the coverage of prediction sets.
     """
     software = document["software"]
     return [
@@ -289,7 +320,8 @@ def _missing(context: _Context) -> list[str]:
     """List sentences on the basis of novelty, and on usual values that the page does not show.
 
     The first sentences state the training samples with which cases were compared. If novelty is
-    unknown, a sentence has the reason instead.
+    unknown, one sentence has the reason instead. If the page shows values of a table and the run's
+    setting 'trust' is ``nobody``, the last sentence says that usual values are not shown.
     """
     novelty, said = context.predictions.novelty, []
     if isinstance(novelty, str):

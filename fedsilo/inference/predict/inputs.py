@@ -68,10 +68,12 @@ def choose_source(id_column: str | None, **named: Path | str | None) -> CaseSour
 
     Args:
         id_column: the column of the table with the patients' ids, or None.
-        named: kind of source -> folder, file or split, or None.
+        named: kind of source ('images', 'manifest', 'table' or 'split') -> folder, file or name of
+            the split. None means that the user did not name this kind.
 
     Raises:
-        SettingError: no source or several are named, or ``id_column`` is given without a table.
+        SettingError: no source or more than one is named, or ``id_column`` is given without a
+            table.
     """
     given = []
     for kind, where in named.items():
@@ -222,10 +224,11 @@ def open_inputs(model: TrainedModel, source: CaseSource) -> Inputs:
     """Open the cases that a user wants to predict as inputs of a model.
 
     A split is opened with its true answers. A table is read by the run's schema. Image files are
-    decoded later, in ``batches``.
+    only found here, and the method ``batches`` of the result reads them later.
 
     Raises:
-        DataError: the cases cannot be read, or do not suit the run's data.
+        DataError: the cases are missing or cannot be read, or images are given to a run on a table,
+            or a table to a run on images.
         SettingError: the site does not have the split.
     """
     if source.kind == "split":
@@ -244,12 +247,15 @@ def file_inputs(
 ) -> FileInputs:
     """Find the image files of a source, as inputs whose ``batches`` decode them later.
 
-    ``numbers`` is the approximate number of values in an image. A manifest (a CSV file) may have
-    columns ``labels``, which are ignored.
+    Args:
+        source: a folder of images, or a manifest (a CSV file with the paths of images).
+        reader: decodes a file.
+        numbers: the approximate number of values in an image, which decides the size of a batch.
+        labels: columns of labels that a manifest may have. They are accepted, but not read.
 
     Raises:
         SettingError: the source is neither a folder of images nor a manifest.
-        DataError: no files are found, or the manifest is unreadable.
+        DataError: no files are found, or the manifest cannot be read.
     """
     files = files_of(source, labels)
     return FileInputs(
@@ -265,8 +271,9 @@ def file_inputs(
 def files_of(source: CaseSource, labels: Sequence[str] = ()) -> Mapping[str, Path]:
     """Find the image files of a source: name -> path.
 
-    They are all files in a folder and its subfolders, or those that a manifest (a CSV file) lists.
-    The manifest's columns ``labels`` are not read.
+    For a folder, these are the files in it and its subfolders, except hidden files and DICOM's
+    index (DICOMDIR). For a manifest (a CSV file), these are the files that it lists. ``labels`` are
+    columns of labels that a manifest may have. They are accepted, but not read.
 
     Raises:
         SettingError: the source is neither a folder of images nor a manifest.
@@ -282,10 +289,11 @@ def files_of(source: CaseSource, labels: Sequence[str] = ()) -> Mapping[str, Pat
 def _split_inputs(model: TrainedModel, split: str) -> RowInputs:
     """Open the samples of a split as inputs, with their true answers.
 
-    A sample's name is its row, counted from 0.
+    The name of a sample is its row in the split, counted from 0.
 
     Raises:
-        DataError: the split is empty, or its samples have changed since the run.
+        DataError: the split is empty, or its samples do not match the fingerprint that the run
+            recorded.
         SettingError: the site does not have the split.
     """
     refuse_other_rows(model, split)
@@ -306,10 +314,17 @@ def _split_inputs(model: TrainedModel, split: str) -> RowInputs:
 
 
 def table_inputs(model: TrainedModel, path: Path, id_column: str | None) -> RowInputs:
-    """Read a table file by the run's schema, and standardise its rows like the training rows.
+    """Read a table file by the run's schema, and standardise its rows.
 
-    A row that does not fit the schema gets its reason in ``faults``. Inputs are named by their
-    lines in the file. ``id_column`` has the patients' ids.
+    The rows are standardised by the means and standard deviations with which the model's training
+    rows were. A row that does not fit the schema gets its reason in ``faults``. Inputs are named by
+    their lines in the file. If columns were ignored or missing values were imputed, ``notes`` has a
+    sentence about this.
+
+    Args:
+        model: the model.
+        path: the file.
+        id_column: the column with the patients' ids, or None.
 
     Raises:
         DataError: the file does not fit the schema, or none of its rows can be used.
@@ -358,10 +373,13 @@ def table_schema(model: TrainedModel) -> TableSchema:
 def _find_files(folder: Path) -> dict[str, Path]:
     """Find all files in a folder and its subfolders: name -> path, sorted by name.
 
-    A name is the path inside the folder. Hidden files and DICOM's index are left out.
+    A name is the path inside the folder. ``as_cell`` protects it from being read as a formula.
+    Hidden files, files in hidden folders, and DICOM's index (DICOMDIR) are left out. Whether the
+    files are images is not checked.
 
     Raises:
-        DataError: there is no folder, no file, or an unprintable name.
+        DataError: the folder does not exist or has no files, or a file's name has unprintable
+            characters.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: name one with image files by --images")
@@ -395,11 +413,14 @@ def as_cell(name: str) -> str:
 def _read_manifest(manifest: Path, labels: Sequence[str]) -> dict[str, Path]:
     """Read the image files that a manifest (a CSV file) lists, in order: name -> path.
 
-    The column 'path' has paths, absolute or relative to the manifest's folder. The files need not
-    exist.
+    The column 'path' has the paths, which are absolute or relative to the manifest's folder. A name
+    is the text of this cell, which ``as_cell`` protects from being read as a formula. Whether the
+    files exist is not checked. The columns 'label', 'split', 'patient', 'mask' and those in
+    ``labels`` may be present, but are not read.
 
     Raises:
-        DataError: the manifest is not valid, or lists a file twice.
+        DataError: the manifest cannot be read, has no column 'path' or no rows, lists a file twice,
+            or has an empty or unprintable name.
     """
     files: dict[str, Path] = {}
     for number, row in read_rows(manifest, ("path",), tuple({*_MANIFEST, *labels})):

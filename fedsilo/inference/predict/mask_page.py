@@ -34,9 +34,15 @@ def mask_page(
 ) -> str:
     """Build the HTML page of predicted masks, with the images that could not be read first.
 
-    At most 200 images are shown, and the first 50 readable ones have a picture. ``masks`` (h, w)
-    hold class numbers. ``shares`` maps an image to each class's share of its pixels. ``document``
-    is the content of masks.json.
+    The page shows at most 200 images. Among them, the first 50 that could be read have a picture.
+
+    Args:
+        run: a view of the run without the metrics and counts that pages must not show.
+        model: the model.
+        inputs: the images.
+        masks: the masks of the images that could be read, (h, w) each, with class numbers.
+        shares: name of an image -> the share of its pixels in each class except the background.
+        document: the content of masks.json.
     """
     kept = {place: index for index, place in enumerate(inputs.kept())}
     # Images that could not be read need a look, and are first
@@ -81,8 +87,16 @@ def _case(
 ) -> dict[str, Any]:
     """Build the template variables of one image on the page, without its picture.
 
-    ``shares`` maps an image to each class's share of its pixels, drawn as bars. An image that could
-    not be read is not in it, and gets the reason.
+    If the image could not be read, ``state`` is "refused", and ``why`` has the reason. For any
+    other image, ``bars`` has a bar for each class except the background. The bar shows the share of
+    the image's pixels in this class. ``row`` has the image's cells for the overview table.
+
+    Args:
+        inputs: the images.
+        place: the index of the image among all inputs.
+        classes: the names of the classes without the background.
+        shares: name of an image -> the share of its pixels in each of these classes. An image that
+            could not be read is missing.
     """
     name = inputs.names[place]
     state, cells, bars = "refused", ["-"] * len(classes), []
@@ -111,8 +125,17 @@ def _picture(
 ) -> dict[str, str]:
     """Draw an image, and beside it the same image with the outlines of its predicted mask.
 
-    ``place`` is its index among all inputs, and ``index`` among the readable ones. The result has
-    the picture as a data URL, and its description.
+    Both are drawn as the network sees the image.
+
+    Args:
+        inputs: the images.
+        place: the index of the image among all inputs.
+        index: the index of the image among the readable inputs.
+        mask: the predicted mask (h, w) with class numbers.
+        classes: the names of the classes without the background.
+
+    Returns:
+        Template variables: the picture as a data URL, and a description of it.
     """
     figure = new_figure(5.0, 2.9)
     draw_marked(figure, read_image(inputs, place, index), mask, classes)
@@ -124,7 +147,8 @@ def _limits(run: Shown, model: TrainedModel) -> list[str]:
     """List sentences on how good the masks are, and on the limits of the page.
 
     The first sentence has the Dice score on test images. It is left out if every score is hidden
-    because of too few patients.
+    because of too few patients. Two more sentences say that the network sees only the central
+    square of an image, and that masks have no novelty.
     """
     values, where = site_values(run, model)
     said = [

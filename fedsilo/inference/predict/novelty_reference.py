@@ -31,9 +31,19 @@ _SITES = 50  # largest number of sites whose samples are read
 def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
     """Collect the training samples on this machine with which ``predict`` compares new cases.
 
-    Held-out samples set the limit above which a case is unusual. With too few of them, there is no
-    limit. ``site`` restricts the samples to the site of the model. If a reference cannot be built,
-    the result is a text with the reason.
+    Rows of a table are compared after standardisation, and images by features that the network
+    computes. The limit above which a case is unusual is computed from held-out samples. These are
+    the validation samples or, if there are fewer than 19, the test samples. If there are fewer than
+    19 test samples too, there is no limit.
+
+    Args:
+        model: the model.
+        site: the only site whose samples are used, which must be ``model.site``. None for all sites
+            that trained the model.
+
+    Returns:
+        The reference. If it cannot be built, a text with the reason. For example, fewer than 20
+        training samples are here, or a network for images is a mixture of several networks.
     """
     try:
         if not model.silo.features:
@@ -85,8 +95,9 @@ class _Samples:
 def _silos_here(model: TrainedModel, site: str | None) -> list[Silo]:
     """Read the data of the sites that trained the model, as far as they are on this machine.
 
-    With ``site``, or if the model belongs to one site, only ``model.site`` is read. At most 50
-    sites are read. Sites with changed data are left out.
+    If ``site`` is given, or if the model belongs to one site, only the data of ``model.site`` are
+    read. Otherwise the data of the run's first 50 sites are read. A site is left out if its data
+    are not on this machine or have changed since the run.
     """
     sites = [model.site]
     if not site and not model.own:
@@ -102,7 +113,9 @@ def _silos_here(model: TrainedModel, site: str | None) -> list[Silo]:
 def _silo(model: TrainedModel, site: str) -> Silo | None:
     """Read the data of a site on which the model was trained, to compare new cases with them.
 
-    The result is None if the data are not on this machine, or have changed since the run.
+    The result is None if the data are not on this machine or have changed since the run. A change
+    is found by the fingerprints (digests of the data) that the site sent in the run. If the site
+    sent none, the data are taken as unchanged.
     """
     try:
         silo = model.lab.session.silo
@@ -111,7 +124,6 @@ def _silo(model: TrainedModel, site: str) -> Silo | None:
     except FedsiloError:
         return None
     # Samples that were added since the run are not what the model was trained on
-    # Data of a site that sent no fingerprints are taken as unchanged
     then = model.sites[site].get("fingerprints", {})
     for part, digest in then.items():
         if silo.fingerprints[part] != digest:
@@ -122,8 +134,9 @@ def _silo(model: TrainedModel, site: str) -> Silo | None:
 def _samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _Samples:
     """Collect the samples of a split from all silos, so that novelty can compare cases with them.
 
-    Rows of a table come with a mark for each missing value. Images come as features that the
-    network computes.
+    For a table, the result has the standardised rows, the rows before standardisation, and a mark
+    for each missing value. For images, it has the features that the network computes, and the true
+    classes.
     """
     if model.silo.standardisation is not None:
         return _table_samples(silos, model.silo.standardisation, split)
@@ -174,8 +187,12 @@ def _spread(split: Split, count: int) -> Split:
 def _others(model: TrainedModel, sites: Sequence[str]) -> str:
     """Describe in a sentence which training data of the model are unknown on this machine.
 
-    It counts the sites that are not in ``sites``, and tells what the run stores of their data. If
-    no site is missing, the text is empty.
+    The sentence counts the sites that are not in ``sites``, the sites whose data were read. It also
+    says how much the run stores about the data of the counted sites. For a table that was
+    standardised over all sites (setting 'standardise'), this is the pooled mean and standard
+    deviation. Otherwise it is nothing.
+
+    If no site is missing, or if only one site trained the model, the text is empty.
     """
     others = [site for site in model.sites if site not in sites]
     # No other site has trained a site's own model

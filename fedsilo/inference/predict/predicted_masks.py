@@ -52,8 +52,8 @@ class MaskPredictions:
     def lines(self) -> list[str]:
         """Describe the predicted masks in lines for a terminal.
 
-        The first line counts all masks, and those with a marked pixel. If images have no mask, the
-        next line counts these images. The last line is the folder.
+        The first line counts the masks, and the masks with at least one marked pixel. If some
+        images have no mask, a line counts them. The last line is the path of the folder.
         """
         found = sum(share > 0 for share in self.shares.values())
         lines = [f"{len(self.shares)} masks, {self.marked} in {found}"]
@@ -97,13 +97,24 @@ def refuse_options(folder: Path, options: Mapping[str, object]) -> None:
 def predict_masks(
     folder: Path, source: CaseSource, out: Path | None, data_dir: Path | None, watch: Watch
 ) -> MaskPredictions:
-    """Predict a mask for each image of a source, and write the masks to a new folder.
+    """Predict a mask for each image of a source, and write the masks and a table to a new folder.
 
-    A PNG mask has 255 on the catheter and 0 elsewhere. A table has the reason for each unreadable
-    image. ``folder`` has the fine-tuned model.
+    The fine-tuned network marks one class, a catheter. The folder has a PNG file for each mask,
+    with 255 on the catheter and 0 elsewhere. masks.csv has a row for each image, and masks.json
+    describes the masks. An image that cannot be read has a row with the reason, but no mask. The
+    folder appears only when it is complete.
+
+    Args:
+        folder: the folder that ``fedsilo finetune`` wrote.
+        source: the images.
+        out: the folder to write, which must not exist. None, if the user named no folder, is an
+            error.
+        data_dir: the data directory. None means the one in the settings of the fine-tuning.
+        watch: takes the number of images read so far, and the number of all images.
 
     Raises:
-        FedsiloError: the model or the images cannot be opened, or ``out`` exists or is None.
+        FedsiloError: the model or the images cannot be opened, two images would have the same mask
+            file, or ``out`` exists or is None.
     """
     if out is None:
         raise SettingError("masks are written to a folder: name one by --out")
@@ -189,12 +200,19 @@ def _network(
     arrays: Mapping[str, Tensor],
     batch: Tensor,
 ) -> nn.Module:
-    """Build the fine-tuned network for images of the shape of ``batch`` (b, channels, h, w).
+    """Build the fine-tuned network for images of the shape of ``batch``.
 
-    ``document`` is the content of finetune.json.
+    The network is on the device that the settings name.
+
+    Args:
+        document: the content of finetune.json, with the network's name and its classes.
+        settings: the settings of the fine-tuning.
+        arrays: name -> tensor of the trained network's weights.
+        batch: a batch of images (b, channels, h, w). Only its shape is used.
 
     Raises:
-        DataError: the weights do not fit, because the training images had another shape.
+        DataError: the weights do not fit, because the network was trained on images with other
+            channels or another size.
     """
     classes = document["classes"]
     if not isinstance(classes, int):
@@ -214,9 +232,9 @@ def _network(
 def mask_name(name: str) -> str:
     """Return the path of an image's mask in the folder of masks: the image's name with .png added.
 
-    A name that already ends in .png gets no second ending. Parts such as ``..`` are resolved, so
-    that the path stays inside the folder. Different names can have the same path, such as ``a`` and
-    ``a.png``.
+    A name that already ends in .png, in upper or lower case, gets no second ending. Parts such as
+    ``..`` are resolved, so that the path stays inside the folder. Different names can therefore
+    have the same path, such as ``a`` and ``a.png``.
     """
     # An absolute path cannot go above its root, so '..' at the start is dropped
     inside = os.path.normpath(f"/{name}").lstrip("/")

@@ -96,8 +96,10 @@ def write_predictions(
 ) -> None:
     """Write the predictions as CSV to ``out`` with a JSON file next to it, and a page to ``html``.
 
-    None skips a file. Only the owner may read the files. Existing files are replaced, so the caller
-    must call ``check_outputs`` first.
+    If ``out`` is None, the CSV and the JSON file are skipped. If ``html`` is None, the page is
+    skipped. All content is built before any file is written. Only the owner may read the files,
+    because they hold patients' data. Existing files are replaced, so the caller must call
+    ``check_outputs`` first.
     """
     files: dict[Path, bytes | str] = {}
     if html is not None:
@@ -108,7 +110,6 @@ def write_predictions(
     if out is not None:
         document = json.dumps(predictions.document, indent=2, allow_nan=False) + "\n"
         files |= {document_path(out): document, out: predictions.text()}
-    # All content is built before any file is written; only the owner may read patients' data
     for path, content in files.items():
         write_atomically(path, content, 0o600)
 
@@ -124,12 +125,27 @@ def predict_inputs(
 ) -> Predictions:
     """Predict inputs with a model, and measure how unlike the training samples each one is.
 
-    A ``calibration`` corrects the probabilities, and with ``coverage`` also gives prediction sets.
-    ``reference`` has the training samples, or the reason why novelty is unknown. ``answer_all``
-    gives unusual inputs an answer too.
+    All inputs are predicted. Whether a prediction is given as an answer is decided later, by
+    ``Predictions.answered``.
+
+    Args:
+        model: the model.
+        inputs: the inputs, which are read batch by batch. If their true answers are known, every
+            prediction is an answer, and metrics are computed.
+        calibration: the model's calibration, whose temperature corrects the probabilities. None
+            leaves them uncorrected.
+        coverage: the share of prediction sets that should contain the true class. None, or no
+            calibration, means no sets.
+        reference: the training samples to compare inputs with (novelty), or a text with the reason
+            why novelty is unknown.
+        answer_all: whether inputs that are unlike the training samples get an answer too.
+        watch: is called with the number of inputs read so far, and the number of all inputs.
+
+    Returns:
+        The predictions. Their attribute ``document`` has the content of the JSON file about them.
 
     Raises:
-        FedsiloError: no input can be read, or the calibration has too few rows.
+        FedsiloError: no input can be read, or the calibration has too few rows for the coverage.
     """
     if calibration and coverage is not None:
         calibration.threshold(coverage)  # raises its error before the network computes
@@ -175,8 +191,17 @@ def _calibrate(
 ) -> tuple[Tensor, Tensor | None]:
     """Correct probabilities by a calibration's temperature, and build the prediction sets.
 
-    ``own`` are probabilities (k, classes). Without a calibration, they stay as they are. Without a
-    calibration or a ``coverage``, the sets are None.
+    The sets are built from the uncorrected probabilities by ``Calibration.sets``, because the
+    scores in the calibration also come from uncorrected probabilities.
+
+    Args:
+        own: the model's own probabilities (k, classes).
+        calibration: the model's calibration, or None if there is none.
+        coverage: the share of sets that should contain the true class. None means no sets.
+
+    Returns:
+        The corrected probabilities, and the sets, bool (k, classes). Without a calibration, the
+        probabilities are ``own`` itself. Without a calibration or a coverage, the sets are None.
     """
     if calibration is None:
         return own, None
@@ -192,8 +217,17 @@ def _novelty(
 ) -> CaseNovelty | str:
     """Measure how unlike the training samples the inputs are.
 
-    Images are compared by their ``features`` (k, f), which are None for rows of a table.
-    ``reference`` may be a text with the reason why novelty is unknown, which is then returned.
+    Rows of a table are compared after standardisation, with missing values marked. Images are
+    compared by their ``features``.
+
+    Args:
+        inputs: the inputs.
+        reference: the training samples, or a text with the reason why novelty is unknown.
+        features: the features of images that the network computed (k, f), or None for rows of a
+            table.
+
+    Returns:
+        The novelty of each input. If ``reference`` is a text, the result is this text.
     """
     if isinstance(reference, str):
         return reference
@@ -217,8 +251,13 @@ def _novelty_document(predictions: Predictions) -> dict[str, Any]:
 def _metrics(task: Task, inputs: Inputs, own: Tensor, sets: Tensor | None) -> dict[str, Any]:
     """Compute the metrics of predictions whose true answers are known, for the JSON file.
 
-    With prediction ``sets``, the metric ``covered`` is the share of sets that contain the true
-    class. If the true answers are unknown, the result is empty.
+    ``own`` are the predictions before calibration, and ``sets`` the prediction sets, bool (k,
+    classes).
+
+    Returns:
+        The key "figures" with name -> metric. If there are sets, the metric ``covered`` is the
+        share of sets that contain the true class. If the true answers are unknown, the result is
+        empty.
     """
     if inputs.truth is None:
         return {}

@@ -38,13 +38,24 @@ def predict_run_masks(
     html: Path | None,
     watch: Watch,
 ) -> MaskPredictions:
-    """Predict a mask for each image of a source, and write the masks to a new folder.
+    """Predict a mask for each image of a source, and write the masks and a table to a new folder.
 
-    The value of a pixel in a PNG mask is its class, 0 for the background. A table has the reason
-    for each unreadable image. ``html`` is an additional page.
+    A mask is a PNG file. The stored value of a pixel is the number of its class, 0 for the
+    background. An image that cannot be read has a row in the table with the reason, but no mask.
+
+    Args:
+        run: a run whose task is segmentation.
+        model: the run's model.
+        source: the images, or a split of the model's site. A mask is named by its image or by its
+            row in the split.
+        out: the folder to write, which must not exist. None, if the user named no folder, is an
+            error.
+        html: the page of images with outlines to write, which must not exist. None means no page.
+        watch: takes the number of images read so far, and the number of all images.
 
     Raises:
-        FedsiloError: no image is readable, ``out`` is None, or an output exists.
+        FedsiloError: no image can be read, two images would have the same mask file, ``out`` is
+            None, or ``out`` or ``html`` exists.
     """
     if out is None:
         raise SettingError("masks are written to a folder: name one by --out")
@@ -97,8 +108,9 @@ def _class_shares(mask: Tensor, classes: int) -> list[float]:
 def _write_mask(path: Path, mask: Tensor) -> None:
     """Write a mask (h, w) of class numbers as a PNG file, and create its folder if necessary.
 
-    The stored value of a pixel is its class, at most 255. A palette makes viewers show class 0 in
-    black, and other classes in colours.
+    The stored value of a pixel is the number of its class, at most 255. The file also stores a
+    palette, by which viewers show class 0 (the background) in black and any other class in a
+    colour.
     """
     from PIL import Image
 
@@ -115,8 +127,9 @@ def _write_mask(path: Path, mask: Tensor) -> None:
 def _table(inputs: Inputs, shares: Mapping[str, Sequence[float]], classes: Sequence[str]) -> str:
     """Build the text of masks.csv: a row for each input, in order.
 
-    A row has the file, the mask, and the share of pixels in each class except the background. An
-    input that could not be read has only ``file`` and ``fault``.
+    The columns are ``file``, ``mask``, one for each class except the background, and ``fault``.
+    ``mask`` is the path of the PNG file. The column of a class has the share of the image's pixels
+    in this class. For an input that could not be read, only ``file`` and ``fault`` have values.
     """
     rows: list[dict[str, Any]] = []
     for place, name in enumerate(inputs.names):
@@ -131,8 +144,10 @@ def _table(inputs: Inputs, shares: Mapping[str, Sequence[float]], classes: Seque
 def _about(model: TrainedModel, inputs: Inputs) -> dict[str, Any]:
     """Build the content of masks.json, which describes the masks.
 
-    The content has the run, the model, the images' source, the classes and the software. It also
-    explains the columns of masks.csv.
+    The keys are ``run``, ``method``, ``dataset``, ``site``, ``model``, ``weights``, ``source``,
+    ``classes``, ``columns`` and ``software``. ``model`` says whether the model is the site's own or
+    shared. ``weights`` is the digest of the weights, ``source`` tells where the images came from,
+    and ``columns`` explains the columns of masks.csv.
     """
     shares = {}
     for name in model.classes[1:]:

@@ -60,8 +60,10 @@ class NumberAnswers(CaseAnswers):
     def _ends(self) -> tuple[float, float]:
         """Return the lowest and the highest number of the scale on which all cases are drawn.
 
-        The scale covers all predictions and the stored test groups. On both sides, it is extended
-        by twice the root mean square error on test samples.
+        The scale covers the predictions of all cases. It also covers the mean predictions and
+        outcomes of the groups in which the run stores test samples. On both sides, it is extended
+        by twice the root mean square error on test samples. If the two ends would be equal, it is
+        extended by 1.
         """
         numbers = self.predictions.probabilities[:, 0].tolist()
         for one in self._bins:
@@ -76,13 +78,13 @@ class NumberAnswers(CaseAnswers):
     def _interval(self, index: int) -> tuple[float, float] | None:
         """Return the ends of the range that holds about 19 of 20 outcomes of cases like this one.
 
-        They are twice the root mean square error on test samples below and above the prediction.
-        Without this error, the result is None.
+        The ends are the predicted number minus and plus twice the root mean square error on test
+        samples. This assumes that errors are about normally distributed. If the error is unknown,
+        the result is None. ``index`` is the case's index among the readable inputs.
         """
         error = self._values[0].get("rmse")
         if error is None:
             return None
-        # About 19 of 20, if errors are about normally distributed
         number = float(self.predictions.probabilities[index, 0])
         return number - 2 * error, number + 2 * error
 
@@ -109,8 +111,9 @@ class NumberAnswers(CaseAnswers):
     def bars(self, index: int) -> list[Bar]:
         """Build the bar of a predicted number, as a list of one: a point on the scale of all cases.
 
-        If test errors are known, the bar also has the range that holds about 19 of 20 outcomes.
-        Positions are from 0 to 1. ``index`` is the case's index among the readable inputs.
+        If the run's errors on test samples are known, the bar also has the range that holds about
+        19 of 20 outcomes. Positions are given from 0 at the low end of the scale to 1 at the high
+        end. ``index`` is the case's index among the readable inputs.
         """
         low, high = self._ends
 
@@ -127,11 +130,12 @@ class NumberAnswers(CaseAnswers):
         return [Bar(self.predictions.classes[0], place(number), text, *ends, is_point=True)]
 
     def notes(self, index: int) -> list[str]:
-        """List the outcomes of test samples with similar predictions, in one sentence.
+        """Describe in a list of one sentence the outcomes of test samples with similar predictions.
 
-        The sentence is about the group of test samples whose mean prediction is nearest to the
-        case's. If no group is within the root mean square error, the list is empty. ``index`` is
-        the case's index among the readable inputs.
+        The run stores test samples in groups of similar predictions. The sentence is about the
+        group whose mean prediction is nearest to the prediction for the case. If no group is within
+        the root mean square error on test samples, the list is empty. ``index`` is the case's index
+        among the readable inputs.
         """
         number = float(self.predictions.probabilities[index, 0])
         nearest, distance = None, self._values[0].get("rmse", 0.0)
@@ -272,13 +276,15 @@ class _Baseline:
 
 
 def _estimate_baseline(model: TrainedModel, floor: int) -> _Baseline:
-    """Estimate the cumulative baseline hazard from the training patients of the model's site.
+    """Estimate the baseline hazard from the training patients of the model's site.
 
-    A time is left out if fewer than ``floor`` patients are followed beyond it. With fewer events
-    than ``floor``, no time is left.
+    The result is Breslow's estimate of the cumulative hazard of a patient with the median predicted
+    risk. Its steps must not reveal single patients. So a time is left out if fewer than ``floor``
+    patients are followed beyond it. If fewer than ``floor`` patients had the event, all times are
+    left out.
 
     Raises:
-        DataError: the patients have changed since the run.
+        DataError: the training patients have changed since the run.
     """
     # The network knows no baseline, so the survival rests on patients whose times are known here.
     # These are the training patients: the few test patients are those that the page may be about
@@ -332,8 +338,9 @@ class RiskAnswers(CaseAnswers):
     def _median(self, index: int) -> str:
         """Format the time by which half of the patients with a case's risk have had the event.
 
-        If this time is beyond the last known one, the text says so. If no survival is known, the
-        text is "-".
+        If less than half of these patients have had the event at the last known time, the text says
+        that the median is later than this time. If no survival is known, the text is "-". ``index``
+        is the case's index among the readable inputs.
         """
         baseline = self._baseline
         if isinstance(baseline, str) or not len(baseline.times):
@@ -355,9 +362,10 @@ class RiskAnswers(CaseAnswers):
     def bars(self, index: int) -> list[Bar]:
         """Build bars that show a case's survival at up to four round points in time.
 
-        A bar shows the share of patients with the case's risk who have had no event until then.
-        Without a known baseline hazard, the list is empty. ``index`` is the case's index among the
-        readable inputs.
+        A bar shows the share of patients with the case's risk who have no event up to the time of
+        the bar. The shares are computed from the case's risk and the baseline hazard of the site's
+        training patients. If the baseline hazard is unknown, the list is empty. ``index`` is the
+        case's index among the readable inputs.
         """
         baseline = self._baseline
         if isinstance(baseline, str) or not len(baseline.times):

@@ -59,9 +59,10 @@ def write_survey_page(folder: Path) -> Path:
 def survey_page(document: SurveyDocument) -> str:
     """Build the HTML page of a survey from the answers of the sites.
 
-    The page lists the reasons of the sites that did not answer, and the sites whose data have
-    changed since. Pictures and tables show samples, labels, distances between sites, features and
-    files. The text "suppressed" stands for a count too small to be sent.
+    The page first lists the reasons of the sites that did not answer, and the sites whose data have
+    changed since their answer. Pictures and tables follow: the samples, the labels, the distances
+    between sites, the features, and the files of image data sets. The text "suppressed" stands for
+    a count that is too small to be sent.
     """
     answers = document.sites
     training = document.distances.get("train", Distances())
@@ -95,8 +96,12 @@ def survey_page(document: SurveyDocument) -> str:
 def _sites(document: SurveyDocument) -> Iterator[Table]:
     """Yield a table of the sites' samples, and a table of the rows that the sites left out.
 
-    The first has each site's samples per split. The second counts the left-out rows per data column
-    and site, and is missing without known counts.
+    The first table has a row per site. It gives the samples in each split, the rows left out, the
+    smallest count that the site sends (its floor), and the date of its answer.
+
+    The second table has a row per data column, and a column per site. It counts the rows that a
+    site left out because the column's value was missing or out of range. A data column without any
+    known count has no row. An empty second table is left out.
     """
     rows = []
     for site, answer in document.sites.items():
@@ -120,10 +125,10 @@ def _sites(document: SurveyDocument) -> Iterator[Table]:
 
 
 def _rows_left_out(document: SurveyDocument) -> dict[str, dict[str, Count]]:
-    """Count the rows that each site left out for a missing or out-of-range value, per column.
+    """Count the rows that each site left out because a column's value is missing or out of range.
 
-    The result maps site -> column title -> count. Counts too small to be sent are None. Columns
-    without a known count and sites without counts are left out.
+    The result maps site -> title of the column -> count. A column whose counts are suppressed at
+    all sites is left out. If no column remains, the result is empty.
     """
     # Otherwise a hundred columns with only suppressed counts would have a row each
     missing = {}
@@ -162,11 +167,16 @@ def _labels(answers: Answers) -> Iterator[Table]:
 
 
 def _distances(training: Distances, document: SurveyDocument) -> Iterator[Table]:
-    """Yield two tables of the Jensen-Shannon distances between sites, in training samples.
+    """Yield two tables of the distances between sites: one for labels, one for features.
 
-    The first table compares the labels of each pair of sites. The second has the 20 largest
-    distances of single features. ``training`` holds the largest first. A table without distances is
-    left out.
+    Distances are Jensen-Shannon distances between the training samples of two sites. The first
+    table has a row for each pair of sites. The second table has the 20 largest distances of any
+    feature and pair. A note below it counts the further ones. A table without distances is left
+    out.
+
+    Args:
+        training: the distances in the training samples, the largest first.
+        document: the survey, for the titles of the features.
     """
     if training.labels:
         note = f"Measured on training samples. {_DISTANCE}"
@@ -192,9 +202,10 @@ def _pair(between: Between) -> tuple[str, str]:
 def _features(document: SurveyDocument) -> Iterator[Table]:
     """Yield the tables that describe the features in the training samples.
 
-    The first table gives the mean, the standard deviation and two percentiles of each feature at
-    each site. A histogram follows for each feature with counts, as the first site declares the
-    feature.
+    The first table gives the mean, the standard deviation, and the 5th and 95th percentiles of each
+    feature at each site. It does not list binary features. A table with a histogram follows for
+    each feature whose counts some site sent. It has a column per site. If sites declare a feature
+    differently, the first declaration counts, and sites with another one are left out.
     """
     answers = document.sites
     declared: dict[str, MeasuredFeature] = {}
@@ -235,8 +246,9 @@ def _statistics_rows(
 def _statistics(answer: Survey, name: str) -> tuple[str, ...] | None:
     """Format the statistics of a feature in a site's training samples as four cells.
 
-    The cells are the mean, the standard deviation, the 5th and the 95th percentile. A missing cell
-    is "-". If all are missing, the result is None.
+    The cells are the mean, the standard deviation, the 5th and the 95th percentile. A site may send
+    only the first two, or only the percentiles. A missing cell is "-". If the site sent neither,
+    the result is None.
     """
     # A hospital may allow means, percentiles, both or none
     spread = (answer.means or {}).get("train", {}).get(name)
@@ -261,8 +273,10 @@ def _number(value: float | None) -> str:
 def _files(answers: Answers) -> Iterator[Table]:
     """Yield the tables about the properties of the sites' files, such as the size of images.
 
-    The first table gives the 5th and the 95th percentile of each property at each site. A table of
-    counts follows for each property with a known count.
+    The first table gives the 5th and the 95th percentile of each property at each site. It is left
+    out if no site sent percentiles. A table of counts follows for each property that has at least
+    one known count. If sites declare a property differently, the last declaration counts, and sites
+    with another one are left out.
     """
     rows = []
     declared: dict[str, MeasuredFeature] = {}
@@ -282,10 +296,10 @@ def _files(answers: Answers) -> Iterator[Table]:
 
 
 def _file_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, dict[str, Count]]:
-    """Count the files at each site by a property: site -> cell -> number of files.
+    """Count the files at each site by a property, such as the width of the images.
 
-    A site is left out if it divides the property into other cells than ``feature`` does, or sends
-    no counts of it.
+    The result maps site -> cell -> number of files. A site is left out if it divides the property
+    into other cells than ``feature`` does, or sends no counts of it.
     """
     counts = {}
     for site, answer in answers.items():
@@ -305,10 +319,11 @@ def _has_count(cells: Mapping[str, Count]) -> bool:
 def _counts(
     caption: str, heading: str, by_site: Mapping[str, Mapping[str, Count]], note: str = ""
 ) -> Table:
-    """Build a table of counts, with a row for each name and a column for each site.
+    """Build a table of counts, with a column for each site.
 
-    ``by_site`` maps site -> name -> count. A missing count is "-". ``heading`` is the title of the
-    column of names.
+    Each name in ``by_site`` (site -> name -> count) has a row, in the order of the first site that
+    has the name. A missing count is "-". ``heading`` is the title of the column of names.
+    ``caption`` and ``note`` are the texts above and below the table.
     """
     names: dict[str, None] = {}
     for counts in by_site.values():

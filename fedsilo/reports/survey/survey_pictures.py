@@ -30,8 +30,8 @@ def label_picture(answers: Answers) -> Picture | None:
     """Draw the share of each class in the training samples of each site.
 
     A site is left out if it sent no label counts, or if its classes differ from those of the first
-    site. At most ten sites are drawn. If no drawn count is above 0, the result is None. ``answers``
-    must not be empty.
+    site. Only the first ten of the remaining sites are drawn. If no drawn count is above 0, the
+    result is None. ``answers`` must not be empty.
     """
     classes = next(iter(answers.values())).about.classes
     counts = {}
@@ -44,9 +44,13 @@ def label_picture(answers: Answers) -> Picture | None:
 def feature_pictures(document: SurveyDocument, distances: Sequence[Between]) -> list[Picture]:
     """Draw the distribution of each feature, in the order of the schema.
 
-    If there are more than 16 features, only the 16 with the largest distances between sites are
-    drawn. ``distances`` begin with the largest. A feature without any known count above 0 is
-    skipped. A feature is drawn as the first site declares it.
+    If there are more than 16 features, only the 16 with the largest distance between any two sites
+    are drawn. Features without a distance rank last. A feature without any known count above 0 is
+    skipped.
+
+    Args:
+        document: the sites' answers; a feature is drawn as the first site declares it.
+        distances: the distances between sites in their features, largest first.
     """
     answers = document.sites
     declared: dict[str, MeasuredFeature] = {}
@@ -96,8 +100,16 @@ def _picture(
 ) -> Picture | None:
     """Draw the distribution of a variable as bars, for the first ten sites with counts.
 
-    ``counts`` maps each site to its counts in ``cells``, such as categories. A suppressed count,
-    None, is hatched. If no drawn count is above 0, the result is None.
+    Suppressed counts are hatched. The caption says how many counts are suppressed, and how many
+    further sites appear only in the page's tables. If no drawn count is above 0, the result is
+    None.
+
+    Args:
+        key: the picture's name, unique on its page.
+        title: the title of the variable.
+        cells: the names of the cells, which are the variable's categories or ranges of values.
+        counts: site -> its count in each cell; None for a suppressed count.
+        answers: site -> its answer to the survey.
     """
     # Before the check for counts, because only these sites would have bars
     shown = dict(list(counts.items())[:_MAX_SITES])
@@ -132,8 +144,15 @@ def _bars(
 ) -> Figure:
     """Draw the distribution of a variable over the sites: a group of bars for each cell.
 
-    A cell is a category or a range of values. Bars show the cell's share of a site's training
-    samples. A suppressed count, None, has a hatched bar.
+    A cell is a category or a range of values. Each site has a bar in each group, as high as the
+    cell's share of the site's training samples. A count of 0 is marked "0". A suppressed count has
+    a hatched bar with a question mark. The legend names the sites.
+
+    Args:
+        title: the title of the variable.
+        cells: the names of the cells, which are shortened on the axis.
+        counts: site -> its count in each cell; None for a suppressed count.
+        answers: site -> its answer to the survey, with its number of training samples.
     """
     figure = new_figure(5.0, 3.3)
     axes = figure.subplots()
@@ -181,10 +200,9 @@ def _training_samples(answer: Survey, counts: Sequence[Count]) -> int:
 def _draw_hidden(axes: Axes, places: Sequence[float], width: float) -> None:
     """Draw a hatched bar with a question mark at each of ``places``, where a count is suppressed.
 
-    ``places`` are the x coordinates of the bars' centres, and ``width`` is in the unit of the x
-    axis.
+    Without a bar, a reader would take the count for zero. ``places`` are the x coordinates of the
+    bars' centres, and ``width`` is in the unit of the x axis.
     """
-    # Without a bar, a reader would take the count for zero
     height = 0.07 * axes.get_ylim()[1]
     look: dict[str, Any] = {"color": "white", "edgecolor": GREY, "hatch": "////", "linewidth": 0.5}
     axes.bar(places, height, width, label="suppressed", **look)

@@ -35,8 +35,12 @@ def sections(run: Shown) -> list[Examination]:
     """Build the section of the clinic's page on how well each finding is recognised.
 
     Each site has a table of its findings, with the number of test samples that have the finding,
-    and the AUC. A picture shows the AUCs of all sites. A sentence names findings that too few
-    samples have or lack. The list has one section.
+    and the AUC. A picture shows the AUCs of all sites. If too few samples have a finding or lack
+    it, a sentence names the finding as left out. If no AUC is shown, there are no tables and no
+    picture.
+
+    Returns:
+        A list with this one section.
     """
     title = "How well each finding is recognised"
     tables, left_out = [], []
@@ -81,8 +85,13 @@ def meaning(run: Shown) -> str:
 def _area(outcome: FindingOutcome, total: int) -> Estimate | None:
     """Return the AUC of a finding, and its 95 % interval if enough is known.
 
-    ``total`` is the number of test samples, or 0 if unknown. The result is None if the AUC or the
-    number of samples with the finding is hidden.
+    If the AUC or the number of samples with the finding is None, because it is hidden, the result
+    is None.
+
+    Args:
+        outcome: the AUC of the finding, and the number of samples that have it.
+        total: the number of test samples; 0 if unknown. There is no interval unless ``total`` is
+            larger than the number of samples with the finding.
     """
     if outcome.auc is None or outcome.count is None:
         return None
@@ -94,8 +103,11 @@ def _area(outcome: FindingOutcome, total: int) -> Estimate | None:
 def _picture(run: Shown, drawn: Mapping[str, Mapping[str, Estimate]]) -> Picture:
     """Draw the AUC of each finding at each site, with its 95 % interval, for a page.
 
-    ``drawn`` maps finding -> site -> AUC. The run's name keeps the picture's ids unique on the
-    page.
+    The alternative text lists all AUCs.
+
+    Args:
+        run: the run, whose name keeps the picture's ids unique on the page.
+        drawn: finding -> site -> estimate of the AUC.
     """
     svg = estimates(f"{run.name}-findings", drawn, "AUC")
     texts = []

@@ -16,8 +16,9 @@ _ERRORS = {"mae": "MAE", "rmse": "RMSE", "r2": "R²"}
 def result(run: Shown, site: str | None) -> str:
     """Summarise the mean absolute error on test samples in one sentence, in the outcome's unit.
 
-    If ``site`` is None or empty, the error is the mean over all sites. The sentence ends with R² if
-    the run shows it. If the run shows no error, the sentence says only this.
+    The error is that of ``site``. If ``site`` is None or empty, it is the mean over all sites. The
+    sentence ends with R² if the run shows it. If the run shows no error, for example because of too
+    few patients, the sentence says only this.
     """
     values, where = values_of(run, site)
     if "mae" not in values:
@@ -56,8 +57,9 @@ def meaning(run: Shown) -> str:
 def _errors(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
     """Build the section of the clinic's page with the MAE, RMSE and R² of each site.
 
-    ``metrics`` maps each site to its metrics on test samples. A missing value is "n/a". If no site
-    has any of these metrics, the section says so.
+    The table has a row for each site, and a column for each metric that at least one site has. A
+    missing value is "n/a". If no site has any of these metrics, the section has only a sentence
+    that says so. ``metrics`` maps each site to its metrics on test samples.
     """
     title = "How far it is off"
     shown = [metric for metric in _ERRORS if any(metric in found for found in metrics.values())]
@@ -75,8 +77,10 @@ def _errors(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examinati
 def _calibration(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
     """Build the section of the clinic's page that compares mean outcomes with mean predictions.
 
-    Each site groups its test samples by prediction. The section joins the groups of all sites, and
-    leaves out groups that are too small. If none remains, it says so.
+    The test samples of all sites are grouped by their prediction. The section has a picture and a
+    table of the groups. If all groups are hidden because they are too small, it has only a sentence
+    that says so. ``metrics`` maps each site to its metrics on test samples, with those of each
+    group.
     """
     title, name = "Whether its predictions can be trusted", run.class_names()[0]
     bins = pool_outcome_bins(metrics.values())
@@ -94,8 +98,9 @@ def _calibration(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Exam
 def _bin_table(run: Shown, bins: Sequence[OutcomeBin], name: str) -> Table:
     """Build the table that compares predictions with outcomes, by group of test samples.
 
-    A group has the samples of all sites with similar predictions. A row has its mean prediction,
-    mean outcome and number of samples. ``name`` is the name of the outcome.
+    A group has the samples of all sites with similar predictions. Each row has the mean prediction,
+    the mean outcome and the number of samples of a group. ``run`` gives the word for the samples,
+    and ``name`` is the name of the outcome.
     """
     rows = []
     for one in bins:

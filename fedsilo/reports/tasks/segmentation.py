@@ -43,9 +43,13 @@ def limit(run: Shown, site: str | None) -> str:
 def sections(run: Shown) -> list[Examination]:
     """Build the section of the clinic's page on how well predicted masks agree with true masks.
 
-    One table has a row for each site, and another for each class and site. The columns are Dice,
-    IoU, and two distances between outlines. A missing metric is "n/a". Without any metric, the
-    section says so. The list has one section.
+    The first table has a row for each site. The second table has a row for each class and site. The
+    columns are Dice, IoU, and two distances between outlines. Rows without any metric are left out,
+    and a single missing metric is "n/a". An empty second table is left out. If the first table is
+    empty, the section has only a sentence that says so.
+
+    Returns:
+        A list with this one section.
     """
     metrics = final_metrics(run)
     title = "How well its masks agree with the true ones"
@@ -74,8 +78,13 @@ def meaning(run: Shown) -> str:
 def _cells(metrics: Mapping[str, float], prefix: str) -> list[str]:
     """Format a site's metrics, over all classes or of one class, as the cells of a row.
 
-    The cells are Dice, IoU and two distances between outlines. A missing metric is "n/a".
-    ``prefix`` is "class.N." for class N, or empty for all classes.
+    The cells are Dice, IoU, and the mean and the 95 % distance between outlines. Dice and IoU have
+    three decimals, and distances one. A missing metric is "n/a".
+
+    Args:
+        metrics: metric -> value.
+        prefix: the text before the metrics' names: "class.N." for class N, or empty for all
+            classes.
     """
     cells = []
     for name in _COLUMNS:

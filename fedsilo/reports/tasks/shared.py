@@ -11,9 +11,14 @@ from fedsilo.runs.finished_run import Shown
 def values_of(run: Shown, site: str | None) -> tuple[Mapping[str, float], str]:
     """Return the final test metrics of one site, or their means over all sites.
 
-    If ``site`` is None or empty, the means are returned. The second element names the source of the
-    values, such as "the mean over 3 hospitals". If the run has no metrics of the site, the mapping
-    is empty.
+    Args:
+        run: the run.
+        site: the site's name; None or empty for the means.
+
+    Returns:
+        A pair. The first element maps each metric to its value. This mapping is empty if the run
+        has no such site, or if the site has no metrics. The second element names the source of the
+        values: the site's name, or a phrase such as "the mean over 3 hospitals".
     """
     if site:
         return run.summary["sites"].get(site, {}), site
@@ -23,12 +28,16 @@ def values_of(run: Shown, site: str | None) -> tuple[Mapping[str, float], str]:
 def limit_of(run: Shown, unknown: str) -> str:
     """State the main reason for caution about a run's result, in one sentence.
 
-    The first reason that applies is given:
+    The sentence gives the first of these reasons that applies:
 
-    1. The data are made up.
-    2. At trust levels other than ``server``, only the loss is known. This sentence contains
-       ``unknown``, such as "no AUC is known".
-    3. Only the hospitals that trained the model measured it.
+    1. The data are made up, so the result says nothing about patients.
+    2. The run's setting ``trust`` is not ``server``, so only the loss is known. This sentence
+       contains the text ``unknown``.
+    3. The result was measured only at the hospitals that trained the model.
+
+    Args:
+        run: the run.
+        unknown: a clause about a metric that only a trusted server gets, such as "no AUC is known".
     """
     if data_set(str(run.summary["dataset"])).origin == "made-up":
         return "The data are made up: the result says nothing about patients."

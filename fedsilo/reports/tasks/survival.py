@@ -24,11 +24,12 @@ _ROWS = 6  # largest number of points of a curve in a table
 
 
 def result(run: Shown, site: str | None) -> str:
-    """Describe the C-index on test samples, the main result of a survival run, in two sentences.
+    """Describe the main result of a survival run, the C-index on test samples, in two sentences.
 
-    It is the share of pairs in which the patient with the earlier event has the higher risk. If
-    ``site`` is None or empty, it is the mean over all sites. If the run shows no C-index, one
-    sentence says so.
+    The C-index is that of ``site``, or the mean over all sites if ``site`` is None or empty. The
+    text explains it as the share of pairs in which the patient with the earlier event has the
+    higher risk. If the run shows no C-index, for example because of too few patients, one sentence
+    says so.
     """
     values, where = values_of(run, site)
     if "c-index" not in values:
@@ -60,8 +61,9 @@ def meaning(run: Shown) -> str:
 def _order(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
     """Build the section of the clinic's page on how well predicted risks order the patients.
 
-    The table has the C-index and the integrated Brier score of each site. A metric that no site has
-    gets no column. Without either metric, the section says so.
+    The table has a row for each site. Its columns are the C-index and the integrated Brier score. A
+    metric that no site has gets no column. If no site has either metric, the section has only a
+    sentence that says so. ``metrics`` maps each site to its metrics on test samples.
     """
     title = "How well it tells high risk from low"
     shown = [name for name in _METRICS if any(name in found for found in metrics.values())]
@@ -78,8 +80,16 @@ def _order(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examinatio
 def _curves(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
     """Build the section of the clinic's page with the Kaplan-Meier curves of the sites.
 
-    ``metrics`` has the points of each site's curve. A site with a curve also has a table of at most
-    six points. Without curves, a sentence gives the reason.
+    The picture has a line for each site that published points of a curve. Each of these sites also
+    has a table of at most six points, evenly spaced back from the last point. Without curves, the
+    section has only a sentence with the reason:
+
+    - If the run's setting ``trust`` is not ``server``, curves do not leave the hospitals.
+    - Otherwise, all sites have too few patients.
+
+    Args:
+        run: the run.
+        metrics: site -> its metrics on test samples, which include the points.
     """
     title = f"How long test {run.noun(2)} stayed without the event"
     if run.trust != SERVER:

@@ -16,12 +16,17 @@ _EVERY = 1.0  # seconds between two states on the terminal
 def follow(look: Look, console: Console, every: float = _EVERY) -> None:
     """Show the state of a run in a terminal, and update it until the run is over.
 
-    A deployment, a hospital's node or a folder of runs is shown until the user presses Ctrl-C.
-    ``look`` reads the state every ``every`` seconds.
+    A deployment, a hospital's node or a folder of runs can be shown too. They have no end, so their
+    state is shown until the user presses Ctrl-C.
+
+    Args:
+        look: reads the present state of the run, the deployment, the node or the folder.
+        console: the terminal.
+        every: seconds between two readings.
 
     Raises:
-        FedsiloError: the state cannot be read.
-        OSError: a hospital's file cannot be read.
+        FedsiloError: the run, the deployment, the folder or the hospital's ledger cannot be read.
+        OSError: a file of a hospital's node cannot be read.
         KeyboardInterrupt: the user pressed Ctrl-C.
     """
     view = look()

@@ -40,8 +40,9 @@ class HospitalState:
         """List the hospital's state for display, as pairs (name, text).
 
         The pairs are the numbers of messages answered, refused and failed, the bytes received and
-        sent, and the time of the last message. With a privacy ledger, the epsilon spent over all
-        runs follows, with its cap if one is set.
+        sent, and the time of the last message. Before the first message, this time is "none". If
+        the hospital has a privacy ledger, the epsilon spent over all runs follows, with its cap if
+        one is set.
         """
         facts = []
         for outcome in _OUTCOMES:
@@ -113,8 +114,9 @@ class HospitalReader:
     def read(self) -> HospitalState:
         """Update the state from the hospital's audit log and its privacy ledger, and return it.
 
-        The ledger adds up the epsilon spent over all runs. Without a log, no messages are counted.
-        Without a ledger, the spent epsilon is None.
+        The ledger is the file that adds up the epsilon spent over all runs. Only new lines of the
+        log, and only a changed ledger, are read. Without a log, no messages are counted. Without a
+        ledger, the spent epsilon is None.
 
         Raises:
             OSError: a file cannot be read.
@@ -149,9 +151,9 @@ class HospitalReader:
                 self._count(text)
 
     def _count(self, text: bytes) -> None:
-        """Add a line of the audit log to the counts of messages and bytes, and keep its time.
+        """Add one line of the audit log to the counts.
 
-        A line that cannot be parsed is skipped.
+        A line that cannot be parsed, for example because a power cut tore it, is skipped.
         """
         state = self._state
         try:

@@ -18,11 +18,12 @@ _NOT_READ_YET = "…"
 def list_page(folder: RunFolder) -> str:
     """Build the HTML page that lists the runs in a folder, with a form to compare two runs.
 
-    The first call for ``folder`` shows only metrics that are cached. Each later call reads metrics
-    for at most about half a second. A run without metrics yet shows "…".
+    Reading the metrics of many runs takes time. The first call for ``folder`` therefore reads no
+    metrics, and shows only those that are cached. Each later call reads metrics for at most about
+    half a second. Until its metrics are read, a run shows "…".
 
     Raises:
-        RunDirectoryError: the folder cannot be read.
+        RunDirectoryError: the folder does not exist or cannot be read.
     """
     runs = folder.runs()
     until = time.monotonic()
@@ -61,8 +62,10 @@ def _counts(states: Sequence[str]) -> str:
 def _row(folder: RunFolder, one: NamedRun, until: float) -> dict[str, Any]:
     """Build the template variables for a run's row in the list of runs.
 
-    ``headline`` summarises its metrics. It is "-" if there are none, and empty for an unreadable
-    run. After the time ``until``, metrics that are not cached become "…".
+    They include the run's name, state and settings, and ``headline``, a summary of its metrics. The
+    summary is "-" if the run has no metrics, and empty if the run is unreadable. Metrics that are
+    not cached are read only while ``time.monotonic()`` is below ``until``. After that, ``headline``
+    is "…".
     """
     run, measured = one.run, None
     headline = ""

@@ -18,9 +18,16 @@ def draw_pictures(
 ) -> list[Picture]:
     """Draw the pictures of a run so far: a metric, the loss, traffic, and the slowest sites.
 
-    ``rows`` are those of metrics.csv that may be shown. ``answers`` are those of traffic.csv,
-    without the phase in which sites introduce themselves. ``headline`` is the metric of the first
-    picture. A picture without any value is left out.
+    The metric has a line for test samples and a line for validation samples. The loss has a third
+    line for training samples. The traffic has a line for bytes to the hospitals, and a line for
+    bytes from them. A picture without any value is left out.
+
+    Args:
+        rows: the rows of metrics.csv that may be shown.
+        answers: the rows of traffic.csv, without those of the phase in which sites introduce
+            themselves.
+        headline: the metric of the first picture. If it is "loss", that picture is left out,
+            because the second one shows the loss.
     """
     metric = {
         "test": mean_by_round(rows, "test", headline),
@@ -83,11 +90,16 @@ def draw_curve(
 ) -> Picture | None:
     """Draw lines over rounds in one picture.
 
-    ``lines`` maps title -> round -> value. Lines without values are left out. If none remains, the
-    result is None. A single line has its title before ``label``.
+    Lines without values are left out. If no line has a value, the result is None.
 
-    The caption joins ``label`` and ``over``. ``text_of`` formats each line's last value for readers
-    who cannot see the picture.
+    Args:
+        name: the picture's name, unique on its page.
+        lines: title of a line -> round -> value. Colours follow the order of all lines, so a line
+            keeps its colour when an empty line gets values. If only one line is drawn, its title is
+            put before ``label``, because there is no legend.
+        label: the label of the vertical axis, and the beginning of the caption.
+        over: the rest of the caption.
+        text_of: formats each line's last value for readers who cannot see the picture.
     """
     drawn, ends = {}, []
     for title, line in lines.items():
@@ -107,8 +119,9 @@ def draw_curve(
 def _slowest(answers: Sequence[Row]) -> Picture | None:
     """Draw the ten slowest sites by their mean seconds of work per reply, the slowest first.
 
-    A reply with 0 seconds is ignored as unreported. If no site reports seconds, the result is None.
-    The caption counts the sites left out.
+    Each reply has the seconds that the site reports for it. A reply with 0 seconds is ignored as
+    unreported. If more than ten sites report seconds, the caption says how many quicker sites are
+    left out. If no site reports seconds, the result is None.
     """
     # A site that does not report its seconds sends 0
     worked = [row for row in answers if float(row["seconds"])]

@@ -23,9 +23,14 @@ def render_live(
 ) -> str:
     """Render a page that updates itself in the browser while it is open.
 
-    ``template`` names a template that extends ``live.html``, and ``data`` has its own variables.
-    ``subtitle`` is a line below the title, or empty for none. ``has_list`` tells whether the page
-    links to the list of all runs.
+    The open page replaces only those of its sections whose content has changed.
+
+    Args:
+        template: the name of a template that extends ``live.html``.
+        title: the page's title.
+        data: the template's own variables.
+        subtitle: a line below the title; empty for none.
+        has_list: whether the page links to the list of all runs.
     """
     frame = {"has_list": has_list, "address": address}
     return render_page(template, title, {**frame, **data}, subtitle=subtitle, foot=FOOT)

@@ -150,10 +150,13 @@ def _times_written(run_dir: Path) -> tuple[int, ...]:
 
 
 def _read_measured(run_dir: Path) -> Measured:
-    """Read the metrics and messages of a run so far that a page may show.
+    """Read the metrics and messages of a run so far, without metrics that no page may show.
 
-    Metrics that rest on too few patients are hidden. Messages are the rows of traffic.csv except
-    those in which sites introduce themselves.
+    Metrics are hidden if they rest on too few patients. Messages, the rows of traffic.csv, are
+    returned without those of the phase "hello", in which sites introduce themselves.
+
+    Raises:
+        RunDirectoryError: a file is missing, damaged or of another version.
     """
     run = FinishedRun(run_dir)
     rows = run.metric_rows

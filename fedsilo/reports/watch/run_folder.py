@@ -138,8 +138,8 @@ class RunFolder:
 def _shown_files(run_dir: Path) -> list[str]:
     """Return the names of the pictures and reports in a run directory, in any order.
 
-    Their endings are .png, .svg, .pdf, .html and .md. Subfolders and symbolic links are left out.
-    If the directory cannot be read, the list is empty.
+    These are the files with the endings .png, .svg, .pdf, .html and .md. Subfolders are not
+    searched, and symbolic links are left out. If the directory cannot be read, the list is empty.
     """
     names = []
     with suppress(OSError), os.scandir(run_dir) as entries:

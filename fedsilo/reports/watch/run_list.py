@@ -88,8 +88,14 @@ class ListedRun:
 def list_runs(folders: Sequence[Path], wanted: Mapping[str, str | None]) -> list[ListedRun]:
     """List the run directories in folders, sorted by their start, the oldest first.
 
-    Folders are searched down to two levels. Damaged runs come first, as unreadable. ``wanted`` maps
-    an attribute of ``ListedRun`` to its required value, or to None for any value.
+    Folders are searched down to two levels, without following links. A damaged run, or a run of
+    another version, is listed as unreadable. Its start is unknown, so it comes before all other
+    runs.
+
+    Args:
+        folders: run directories, or folders that contain run directories.
+        wanted: name of an attribute of ``ListedRun`` -> the value that a listed run must have. For
+            None, any value will do.
 
     Raises:
         RunDirectoryError: a folder does not exist.
@@ -139,9 +145,13 @@ def find_runs(folder: Path, levels: int = _DEEPEST) -> Iterator[Path]:
 def read_listed(path: Path, size: int = 0) -> ListedRun:
     """Read the state of a run directory for the list of runs.
 
-    If the directory cannot be read, the state is "unreadable" and ``note`` has the error. If the
-    run's process was killed, the state is "interrupted". For a failed run, ``note`` has the reason.
-    ``size``, in bytes, is only copied to the result.
+    If the directory cannot be read, the state is "unreadable" and ``note`` has the error. For a
+    failed run, ``note`` has the reason. If the run's process was killed, the state is
+    "interrupted".
+
+    Args:
+        path: the run directory.
+        size: the size of the directory in bytes, which is only copied to the result.
     """
     try:
         seen = look_at(path)

@@ -45,9 +45,15 @@ _PICTURES = {
 def run_page(view: View, runs: RunFolder | None, *, has_list: bool = True) -> str:
     """Build the HTML page that shows the progress of a run, a deployment or a hospital's node.
 
-    Without a run in ``view``, the parts about the run are left out. ``runs`` is the run's folder,
-    or None for a hospital. ``has_list`` tells whether the page links to the list of all runs and
-    offers to compare the run with others.
+    A run's page has its state, curves, metrics, sites and files. A deployment's page has its
+    members, which are the server and the sites, and its newest run. A hospital's page has the facts
+    about its messages.
+
+    Args:
+        view: the state to show. Without a run, the parts about the run are left out.
+        runs: the folder of the run, from which its metrics and files are read. None for a hospital.
+        has_list: whether the page links to the list of all runs, and offers to compare the run with
+            other runs. If it is False, the page does not name other runs.
     """
     run = None
     if view.run and runs:
@@ -74,8 +80,9 @@ def run_page(view: View, runs: RunFolder | None, *, has_list: bool = True) -> st
 def _run_data(run: Watched, runs: RunFolder) -> dict[str, Any]:
     """Build the template variables of a run: its state, facts, curves, metrics, failures and files.
 
-    If the run's process was killed, the state is "interrupted". After the first round, ``fault``
-    has the error if the metrics cannot be read.
+    If the run's process was killed, the state is "interrupted". Before the first round has ended,
+    the curves and metrics are missing, and ``fault`` is empty. Later, ``fault`` has the error if
+    the metrics cannot be read.
     """
     name = _name_of(run.folder, runs)
     measured = runs.measured.read(run.folder)
@@ -121,8 +128,10 @@ def _site_table(view: View) -> Table:
 def _shown_files(runs: RunFolder, name: str) -> tuple[list[dict[str, str]], list[str]]:
     """Separate a run's PNG pictures from its other files, so that its page can show them.
 
-    Each picture has its name ``file``, its description ``shows``, and ``paper``, the name of its
-    PDF or empty. These PDFs are not among the other files.
+    Returns:
+        A pair. The first element has a dictionary for each picture. ``file`` is its name. ``shows``
+        is its description, or the name if there is none. ``paper`` is the name of a PDF of the same
+        picture, or empty. The second element has the names of all other files, without these PDFs.
     """
     others = runs.files(name)
     pictures = []
@@ -149,8 +158,10 @@ def _name_of(run_dir: Path, runs: RunFolder) -> str:
 def _facts(run: Watched) -> list[tuple[str, str]]:
     """List the facts about a run for its live page, as pairs (name, text).
 
-    The facts are its settings, progress, time, bytes, epsilon, memory and unanswered messages. An
-    unknown time left is left out. Without differential privacy, the text for epsilon is "none".
+    The facts are the method, data set, seed, start, finished rounds, phase, time so far, time left,
+    bytes, spent epsilon, memory of the server's process, and number of messages without a usable
+    reply. Between phases and after the run, the phase is left out. An unknown time left is omitted.
+    Without differential privacy, the text for epsilon is "none".
     """
     progress = run.progress
     facts = [
@@ -177,8 +188,8 @@ def _facts(run: Watched) -> list[tuple[str, str]]:
 def _metric_table(measured: Measured) -> Table | None:
     """Build the table of a run's main metrics in the last round, with a row for each site.
 
-    A missing value is "n/a". A last row has the means over several sites. If none of the main
-    metrics was measured, the result is None.
+    The sites are in alphabetical order, and a missing value is "n/a". A last row has the means,
+    unless there is only one site. If none of the main metrics was measured, the result is None.
     """
     if not measured.metrics:
         return None
@@ -217,8 +228,8 @@ def _failures(run_dir: Path) -> Sequence[Sequence[str]]:
 def _other_runs(view: View, runs: RunFolder | None) -> list[str]:
     """List the names of the runs with which the user may compare the viewed run.
 
-    They are the other readable runs in the folder, the last started first. If there is no viewed
-    run or no folder, the list is empty.
+    These are the other readable runs in the folder, from the last started to the first. If the view
+    has no run, or if ``runs`` is None, the list is empty.
     """
     if view.run is None or runs is None:
         return []

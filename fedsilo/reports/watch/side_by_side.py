@@ -44,8 +44,12 @@ class _Side:
 def side_by_side_page(runs: RunFolder, names: Sequence[str]) -> str:
     """Build the HTML page that compares two runs.
 
-    It has the facts, the curves and the metrics by site of both runs, and the settings in which
-    they differ. ``names`` are the names of the two runs, which may be the same.
+    It has the facts, the curves and the metrics by site of both runs. It also lists the settings in
+    which they differ.
+
+    Args:
+        runs: the folder with the runs.
+        names: the names of the two runs, which may be the same.
 
     Raises:
         RunDirectoryError: a run does not exist, or cannot be read.
@@ -81,10 +85,10 @@ def _names(runs: RunFolder) -> list[str]:
 
 
 def _facts(left: _Side, right: _Side) -> list[list[str]]:
-    """Build the rows of the table that compares the facts of two runs, such as their state.
+    """Build the rows of the table that compares the facts of two runs.
 
-    A row has the name of the fact, and its text for the left and the right run. An unknown text is
-    "n/a".
+    The facts are the state, method, data set, seed, rounds, result, bytes and time. A row has the
+    name of the fact, and its text for the left and the right run. An unknown text is "n/a".
     """
     columns: list[dict[str, str]] = []
     for side in (left, right):
@@ -109,10 +113,11 @@ def _facts(left: _Side, right: _Side) -> list[list[str]]:
 
 
 def _curves(left: _Side, right: _Side) -> list[Picture]:
-    """Draw a picture for each main metric that two runs have, with a line for each run.
+    """Draw the main metrics of two runs over rounds, a picture for each metric that both have.
 
-    A run's metrics are those on test samples, or on validation samples if there are no test
-    metrics. If the two runs differ in this, the list is empty.
+    The metrics are those on test samples, or on validation samples if a run has no test metrics. If
+    this split differs between the runs, the list is empty. It is also empty if the metrics of a run
+    cannot be read.
     """
     pictures: list[Picture] = []
     split = _common_split(left, right)
@@ -132,8 +137,9 @@ def _curves(left: _Side, right: _Side) -> list[Picture]:
 def _common_split(left: _Side, right: _Side) -> str:
     """Return the split, "test" or "val", whose metrics are shown for both runs.
 
-    A run without test metrics shows those on validation samples. If the runs show different splits,
-    or the metrics of one cannot be read, the result is empty.
+    A run's metrics are shown on test samples, or on validation samples if it has no test metrics.
+    If the splits of the two runs differ, the result is empty. It is also empty if the metrics of a
+    run cannot be read, for example before the end of its first round.
     """
     if left.measured is None or right.measured is None:
         return ""
@@ -143,10 +149,12 @@ def _common_split(left: _Side, right: _Side) -> str:
 
 
 def _site_tables(left: _Side, right: _Side) -> list[Table]:
-    """Build a table for each main metric of two runs, to compare their last rounds.
+    """Build the tables that compare the runs' metrics in their last rounds.
 
-    A row has a site's left value, right value, and right minus left. The last row has the means. If
-    the runs' metrics have different splits, the list is empty.
+    Each main metric that both runs have gets a table. The table has a row for each site of either
+    run, and a last row for the means. A row has the left value, the right value, and right minus
+    left. A missing number is "n/a". If the metrics of the runs are on different splits, the list is
+    empty.
     """
     split = _common_split(left, right)
     if not split or left.measured is None or right.measured is None:
@@ -178,8 +186,13 @@ def _pair(first: float | None, second: float | None) -> tuple[str, str, str]:
 def _settings(left: _Side, right: _Side) -> tuple[list[list[str]], str]:
     """Compare the settings that decide the results of two runs.
 
-    The first element has a row [key, left value, right value] for each difference. A missing value
-    is "-". The second element is the error if settings cannot be read, or empty.
+    Settings without influence on the result, such as a run's name, are not compared. If only one
+    run has a setting, the value of the other run is "-".
+
+    Returns:
+        A pair. The first element has a row [key, left value, right value] for each setting that
+        differs. The second element is the error if the settings of a run cannot be read, and
+        otherwise empty. After an error, there are no rows.
     """
     try:
         first = FinishedRun(left.state.folder).settings.decisive()

@@ -104,9 +104,13 @@ class Watched:
     def in_words(self) -> str:
         """Describe in sentences how far the run has come.
 
-        After the run, they give its state and the number of finished rounds. During the run, they
-        give the round, the progress of the phase, the sites that the server waits for, and the time
-        left. A sentence warns if another machine has written nothing for a minute.
+        For a finished run, the sentence has the number of finished rounds. For a run that failed,
+        was interrupted or was killed, the sentences have the state and the number of finished
+        rounds.
+
+        For a running run, the sentence has the current round. The progress of the phase, the sites
+        that the server waits for, and the time left follow if they are known. If a run on another
+        machine has written nothing for a minute, another sentence says so.
         """
         here = self.progress
         if here.state == "finished":
@@ -127,9 +131,10 @@ class Watched:
     def line(self) -> str:
         """Summarise the run in one line, with commas between the parts.
 
-        The parts are the run's name with its state, the round, the phase, the bytes received and
-        sent by all sites, the spent epsilon, the time so far, and the time left. Parts that are
-        unknown or do not apply are omitted.
+        The parts are the run's name with its state, the round, the current phase, the bytes
+        received and sent by all sites, the spent epsilon, the time so far, and the time left. After
+        the run, there is no phase. Without differential privacy, there is no epsilon. An unknown
+        time left is omitted.
         """
         here = self.progress
         parts = [f"{here.run}: {self.state()}", f"round {here.round} of {here.rounds}"]
@@ -148,8 +153,9 @@ class Watched:
 def _waiting(progress: Progress) -> list[str]:
     """Describe the progress of the current phase, such as "fit", in one to three phrases.
 
-    The phrases say how many of the asked sites have answered, for which sites the server waits, and
-    which of these are not connected.
+    The first phrase says how many of the asked sites have answered. If some sites have neither
+    answered nor failed, a second phrase names these waiting sites. If waiting sites are not
+    connected, a third phrase names them.
     """
     parts = [f"{len(progress.answered)} of {len(progress.asked)} hospitals have answered"]
     waiting = []
@@ -167,11 +173,13 @@ def _waiting(progress: Progress) -> list[str]:
 def look_at(folder: Path) -> Watched:
     """Read the present state of a run from its directory, and check whether its process lives.
 
-    ``gone`` is True if a running run has lost its process on this machine. ``silent`` is True if a
-    process on another machine has written nothing for a minute.
+    In the result, ``gone`` is True if a run that is recorded as running has lost its process on
+    this machine. A process on another machine cannot be checked. In that case, ``silent`` is True
+    if the process has written nothing for a minute.
 
     Raises:
-        RunDirectoryError: the folder is not a run directory of this version.
+        RunDirectoryError: the folder is not a run directory, contains symbolic links that lead out
+            of it, or is of another version of fedsilo.
     """
     folder = folder.expanduser().resolve()
     if not folder.is_dir():
@@ -270,9 +278,13 @@ class View:
     def line(self) -> str:
         """Summarise the state in one line.
 
-        For a hospital's node, the line has the facts about its messages. For a folder, it has the
-        number of runs in each state. For a run or a deployment, it summarises the run. Without any
-        run, it says "no run yet". Members of a deployment that are down are named.
+        - For a hospital's node, the line has the facts about its messages.
+        - For a folder with runs, it has the number of runs in each state.
+        - For a run or a deployment, it summarises the run, such as "hearts: running, round 3 of 10,
+          ...".
+        - Without any run, it says "no run yet".
+
+        If members of a deployment are down, their names follow after a semicolon.
         """
         parts = [f"{self.title}: no run yet"]
         if self.run:
@@ -336,8 +348,8 @@ def look_at_run(folder: Path) -> View:
 def look_at_deployment(folder: Path) -> View:
     """Read which members of a deployment run on this machine, and the state of its newest run.
 
-    Members are the server and the sites. If the deployment has no run yet, ``run`` is None in the
-    result.
+    Members are the server and the sites. The newest run is the one with the latest write to its
+    files. If the deployment has no run yet, ``run`` is None in the result.
 
     Raises:
         FedsiloError: the folder does not contain a deployment, or the run is of another version.
@@ -362,8 +374,15 @@ def look_at_hospital(reader: HospitalReader) -> View:
 def _doing(site: str, run: Watched) -> str:
     """Describe the present work of a site, such as "asked to fit", "answered" or "away".
 
-    A failed site is "left out" with the reason. The text is empty after the run, between phases,
-    and for a site that is not asked.
+    The first of these rules that applies decides the text:
+
+    1. When the run is over, the text is empty.
+    2. For a failed site, it is "left out: " and the reason.
+    3. Between phases, the text is empty. It is also empty for a site that is not asked in this
+       phase.
+    4. For a site that has answered, it is "answered".
+    5. For a site that is not connected, it is "away".
+    6. Otherwise it is "asked to " and the phase.
     """
     here = run.progress
     if run.over:

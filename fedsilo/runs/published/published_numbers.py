@@ -48,8 +48,9 @@ class Conditions:
     def departures(self, values: Mapping[str, Value], sites: Iterable[str] = ()) -> list[str]:
         """Describe in phrases the conditions of a paper's numbers that a run does not meet.
 
-        If the run meets all conditions, the list is empty. A setting that the run does not have
-        counts as met. Only the keys in ``files`` must exist.
+        There is a phrase for each such setting, and one for all missing and additional sites. If
+        the run meets all conditions, the list is empty. A condition on a setting that the run does
+        not have counts as met. Only the keys in ``files`` must be settings of the run.
 
         Args:
             values: the settings of the run by key.
@@ -71,8 +72,9 @@ class Conditions:
     def _other_sites(self, sites: set[str]) -> list[str]:
         """Describe how a run's sites differ from the paper's, as a list with at most one phrase.
 
-        It names the sites that the run lacks, and counts additional ones. If the conditions name no
-        sites, the list is empty.
+        The phrase names the paper's sites that the run lacks, and counts the run's sites that the
+        paper lacks. If the sites are the same, or if the conditions name no sites, the list is
+        empty.
         """
         if not self.sites:
             return []
@@ -120,8 +122,11 @@ class Row:
     def with_means(self, printed: Numbers) -> Numbers:
         """Add the parts whose numbers are means over other parts, such as over all sites.
 
-        ``means`` maps such a part to its members. Printed numbers are kept. The parts are in the
-        order of a table's rows.
+        ``means`` maps each such part to the parts to average. If the paper prints a metric of this
+        part, the printed number is kept.
+
+        The parts are in the order of a table's rows: the printed parts in alphabetical order, then
+        the parts in ``means``. A printed "all" comes last, unless ``means`` has a part "all".
 
         Args:
             printed: the numbers that the paper prints: part -> metric -> number.
@@ -139,11 +144,11 @@ class Row:
         """Average each metric that all ``members`` have: metric -> mean.
 
         ``members`` are sites or distributions, each with its numbers. A mean is rounded to
-        ``digits`` decimals, if this is not None. Standard deviations are left out.
+        ``digits`` decimals. If ``digits`` is None, it is not rounded. Standard deviations (metrics
+        that end with "-sd") are left out, because they cannot be averaged.
         """
         means = {}
         for metric in members[0]:
-            # Standard deviations cannot be averaged
             if metric.endswith("-sd"):
                 continue
             if not all(metric in member for member in members):
@@ -170,8 +175,8 @@ class Paper:
     def _name_of(self, settings: Mapping[str, Value]) -> str:
         """Return the paper's name for a run's method, or "" if the paper has no such method.
 
-        A name has one or more groups of settings. The first name with a group whose settings all
-        equal the run's is returned.
+        ``names`` maps each name to one or more groups of settings. A name fits if all settings in
+        one of these groups are equal to those of the run. The first name that fits is returned.
         """
         for name, runs in self.names.items():
             for run in runs:
@@ -183,9 +188,18 @@ class Paper:
 def published_numbers(settings: Mapping[str, Value], sites: Iterable[str]) -> Published:
     """Find the numbers that a paper printed for a run with the same settings, data and sites.
 
-    The first fitting row of a paper's tables is used. Others only add metrics, if their accuracies
-    are equal. If no row fits, ``numbers`` is empty, and ``unlike`` tells how the run differs from
-    the most similar row. ``settings`` are all settings.
+    A row of a paper's table fits if it is about the run's method and data set, and if the run meets
+    all conditions of the row. If several rows fit, the first one is used. The other rows only add
+    metrics that it lacks, and only if their accuracies equal those of the first row.
+
+    Args:
+        settings: all settings of the run by key.
+        sites: the run's sites.
+
+    Returns:
+        ``numbers`` has the numbers by part (site, distribution or "all"). If no row fits, it is
+        empty, and ``unlike`` describes how the run differs from the most similar row about its
+        method and data set. If there is no such row, ``unlike`` is empty.
     """
     sites = list(sites)
     met = []
@@ -232,8 +246,15 @@ def paper(name: str) -> Paper:
 def _build_row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mapping[str, Any]) -> Row:
     """Build a row of a paper's table from its entry in the paper's YAML file.
 
-    The entry ``own`` overrides ``table``, but their settings are joined. ``content`` is the whole
-    file. If ``percent`` is true, all numbers are divided by 100.
+    Keys in the entry of the row override the same keys of the table. Only the key ``settings`` is
+    different: the settings of the table and of the row are joined. If ``percent`` is true, all
+    numbers are divided by 100.
+
+    Args:
+        content: the whole content of the file. Its key ``conditions`` has the conditions that a run
+            must meet.
+        table: the entry of the table, with the keys that its rows share.
+        own: the entry of the row.
     """
     # The last mapping wins: a row's own keys, then those of its table
     row = {"means": {}, **table, **own}
@@ -271,10 +292,18 @@ def _scale_line(line: Sequence[float | None], scale: int) -> list[float | None]:
 def _conditions(
     blocks: Iterable[Mapping[str, Any]], row: Mapping[str, Any], settings: Mapping[str, Value]
 ) -> Conditions:
-    """Merge the conditions that a run must meet for a paper's row to be shown.
+    """Merge the conditions of all blocks in a paper's file that apply to a row.
 
-    A block applies unless it names other methods or data sets. Files and sites are joined.
-    Otherwise, later blocks override earlier ones, and the row's own ``settings`` override all.
+    A block says what a run must have for the row to be shown:
+
+    - ``settings``: allowed values by key.
+    - ``defaults``: keys of settings that must have their default value.
+    - ``at-least``: least values by key.
+    - ``files``: keys of settings that must name a file.
+    - ``sites``: the names of the sites.
+
+    Files and sites of all blocks are joined. For the other conditions, later blocks override
+    earlier ones. The row's own ``settings`` override those of all blocks.
     """
     usual = defaults(CommonSettings)
     allowed: dict[str, Any] = {}
@@ -314,8 +343,9 @@ def _applies(block: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
 def _merge_rows(rows: Sequence[Row]) -> Numbers:
     """Join the numbers that a paper prints in several tables about the same runs.
 
-    The first row's numbers are kept. Later rows add metrics that a part (site, distribution or
-    "all") lacks. Rows with other accuracies are ignored.
+    The result has the parts (sites, distributions or "all") of the first row, with the numbers of
+    this row. Later rows add metrics that a part still lacks. If the accuracies of a later row
+    differ from those of the first row, the later row is about other runs and is ignored.
     """
     first, *others = [row.numbers_by_part() for row in rows]
     joined = first

@@ -20,8 +20,9 @@ def print_published(
 
     Args:
         summary: the content of ``summary.json``.
-        published: the paper's numbers for the run.
-        headline: the metrics to show, in order.
+        published: the paper's numbers for the run. If there are none, it describes how the paper's
+            setting differs.
+        headline: the metrics of the run's data set to show, in this order.
         console: where to print.
     """
     say = printer(console)
@@ -35,13 +36,15 @@ def print_published(
 def published_table(summary: Mapping[str, Any], numbers: Numbers, headline: Sequence[str]) -> Table:
     """Build a table that compares a run's test metrics with a paper's numbers.
 
-    A row is a part (site, distribution or "all") of both. Metrics that the paper never prints are
-    left out. A number that the run lacks is "n/a".
+    There is a row for each part (site, distribution or "all") that both the run and the paper have,
+    in the order of ``numbers``. Each metric has a column for the run and one for the paper. Metrics
+    that the paper never prints are left out. A number that the run lacks is "n/a", and a number
+    that the paper lacks is an empty cell.
 
     Args:
         summary: the content of ``summary.json``.
-        numbers: part -> metric -> number.
-        headline: the metrics in order.
+        numbers: the paper's numbers: part -> metric -> number.
+        headline: metrics in the order of the columns.
     """
     measured = {**summary["distributions"], **summary["sites"], "all": summary["mean"]}
     printed: set[str] = set()

@@ -78,13 +78,13 @@ class PyramidNetwork(Segmenter):
 
 
 def build_segmentation(kind: str, settings: CommonSettings, shape: NetworkShape) -> Segmenter:
-    """Build a segmentation network, with initial weights drawn from the seed.
+    """Build a segmentation network for images of a shape, with initial weights drawn from the seed.
 
     All parts are trained, including a ViT's backbone.
 
     Args:
         kind: ``unet``, ``vit``, ``swin``, ``swinunet`` or ``transunet``.
-        settings: the run's settings.
+        settings: the seed, 'network.width' and the settings of the ViT.
         shape: the image size and the classes, which include the background.
 
     Raises:

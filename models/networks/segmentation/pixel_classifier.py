@@ -68,12 +68,16 @@ class PixelClassifier(TokenClassifier):
 def build_pixel_classifier(settings: CommonSettings, shape: NetworkShape) -> PixelClassifier:
     """Build the segmentation network that the settings name, with weights drawn from the seed.
 
-    'auto' means ``unet``. A plugin's builder must return a module from images (batch, *input_shape)
-    to pixel logits (batch, classes, h, w). The classes include the background.
+    'auto' is ``unet``. A plugin's builder returns a module that maps images (batch, *input_shape)
+    to pixel logits (batch, classes, h, w). Such a module is tried with two images.
+
+    Args:
+        settings: the run's settings, among them the network, its width and the seed.
+        shape: the shape of an image, and the number of classes with the background.
 
     Raises:
-        SettingError: the network classifies whole images, the images do not fit, or a plugin's
-            module fails on test images.
+        SettingError: the network classifies whole images, does not take such images, or a plugin's
+            module does not return pixel logits.
     """
     name = settings.network
     if name == "auto":

@@ -108,9 +108,10 @@ class ViTPyramid(Pyramid):
     def forward(self, images: Tensor) -> list[Tensor]:
         """Map images (batch, channels, h, w) to maps (batch, widths[i], h_i, w_i), finest first.
 
-        - The first map is a convolution of the image at full size.
-        - Each middle map comes from a deeper layer of the ViT and has half the size.
-        - The last map comes from the ViT's last layer, with one place per patch.
+        - The first map is a convolution of the image, and has the image's size.
+        - Each middle map comes from a layer of the ViT, deeper from map to map. It has half the
+          size of the map before it, rounded up.
+        - The last map comes from the ViT's last layer and has one place for each patch.
         """
         tokens = self.network.encode_with_layers(images)
         maps = [self.stem(images)]

@@ -27,11 +27,17 @@ _BLOCKS = 2  # blocks per decoder stage of Swin-Unet, as published
 def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
     """Build timm's Swin Transformer, which maps images to a list of maps (batch, h, w, c).
 
-    The first map has 1/4 of the image's size and about ``6 * width`` channels. Each further map has
-    half the size and twice the channels.
+    There is a map for each stage (``swin_shape``), finest first. The first map has 1/4 of the
+    image's size. Its channels are ``6 * width``, rounded down to a multiple of the attention heads.
+    Each further map has half the size and twice the channels.
+
+    Args:
+        in_channels: the channels of an image.
+        size: (height, width) of an image in pixels.
+        width: the setting 'network.width'.
 
     Raises:
-        SettingError: a side of the image is below 16 pixels, or not a multiple of 8.
+        SettingError: a side is below 16 pixels, or not a multiple of 8.
     """
     stages, window = swin_shape(size)
     import timm  # takes seconds
@@ -121,9 +127,10 @@ class SwinUnet(Segmenter):
     def forward(self, images: Tensor) -> Tensor:
         """Map images (batch, channels, h, w) to pixel logits (batch, classes, h, w).
 
-        The decoder starts from the encoder's coarsest map. At each finer scale it doubles the map's
-        sides, joins the encoder's map of that scale, and applies two Swin blocks. A 1x1 convolution
-        finally classifies the pixels.
+        The images are scaled by ``float_inputs`` before. The decoder starts from the encoder's
+        coarsest map. At each finer scale it doubles its map's sides and concatenates the encoder's
+        map of that scale. A linear layer and two Swin blocks follow. Finally each cell is expanded
+        to its pixels, which a 1x1 convolution classifies.
         """
         *finer, x = self.swin(images)
         x = self.norm(x)
@@ -168,10 +175,17 @@ class PatchExpand(nn.Module):
 
 
 def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -> nn.Module:
-    """Build a stage of Swin-Unet's decoder: two Swin Transformer blocks that keep the shape.
+    """Build a stage of Swin-Unet's decoder: two of timm's Swin Transformer blocks.
 
-    The maps are (batch, rows, columns, channels). ``size`` is the image's (height, width). Stage 0
-    has a place for 4 x 4 pixels, and each further stage doubles the sides.
+    The stage maps (batch, rows, columns, channels) to the same shape. It has the grid and the
+    attention windows of the encoder's stage of the same index.
+
+    Args:
+        channels: the channels of the maps.
+        size: (height, width) of the image in pixels.
+        stage: the index of the stage. 0 is the finest, with 4 x 4 pixels for each place, and each
+            further stage doubles the sides.
+        heads: the number of attention heads.
     """
     from timm.models.swin_transformer import SwinTransformerStage
 
@@ -188,11 +202,14 @@ def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -
 
 
 def swin_shape(size: tuple[int, int]) -> tuple[int, int]:
-    """Choose the number of stages and the attention window of a Swin Transformer.
+    """Choose the number of stages and the window of a Swin Transformer for images of ``size``.
 
-    The first stage has cells of 4 pixels. Up to three stages follow, while the halved sides are
-    whole numbers of at least 4 cells. The window is the largest number up to 8 that divides the
-    last sides.
+    The first stage has a grid of 4-pixel patches, and each further stage halves the grid. A stage
+    is added if its grid has whole sides of at least 4 cells, up to four stages. The attention
+    window is the largest number up to 8 that divides the sides of the last grid.
+
+    Returns:
+        The number of stages (1 to 4) and the side of the window in cells (1 to 8).
 
     Raises:
         SettingError: a side is below 16 pixels, or not a multiple of 8.

@@ -68,11 +68,16 @@ class WatchPages:
     def render(self, path: str, query: Query) -> Rendered:
         """Render the page at an address, or a notice that says why it cannot be shown.
 
-        ``path`` is ``/``, ``/runs``, ``/run``, ``/compare`` or ``/report``. ``query`` has the
-        parameters of the address, such as the ``name`` of a run.
+        Args:
+            path: ``/``, ``/runs``, ``/run``, ``/compare`` or ``/report``.
+            query: the parameters of the address. ``/run`` takes the ``name`` of a run. ``/compare``
+                takes the names ``a`` and ``b`` of two runs. ``/report`` takes ``reader``
+                ("research", "clinic" or "dpo"), the ``name`` of a run, and optionally ``other``,
+                the name of a second run.
 
         Returns:
-            The page with status 200, or a notice with status 503 or 404.
+            The page with status 200, or a notice. A notice has status 503 for ``/`` and ``/runs``,
+            and 404 for any other address.
         """
         pages: Mapping[str, Callable[[Query], str]] = {
             "/": self._first_page,
@@ -102,9 +107,10 @@ class WatchPages:
     def metrics(self) -> Response:
         """Return the metrics as plain text in Prometheus's format.
 
-        They are the metrics of all running runs in a folder, or of the shown run, deployment or
-        hospital's node. If there are none, the text is empty. If they cannot be read, the response
-        has status 503 and the error as a comment.
+        For a folder of runs, they are the metrics of all running runs. Otherwise they are those of
+        the shown run, of the deployment's members, and of the hospital's node. If there are none of
+        these, the text is empty. If the metrics cannot be read, the response has status 503, and a
+        comment with the error.
         """
         media_type = "text/plain; version=0.0.4; charset=utf-8"
         try:
@@ -121,9 +127,11 @@ class WatchPages:
     def file(self, query: Query) -> Response:
         """Return a picture or a report of a run as a response.
 
-        ``query`` has the ``name`` of the run and the name of the ``file``. A header forbids scripts
-        in the file, unless it is a PDF. If the file cannot be read, the response has status 404 and
-        the error as text.
+        A header forbids scripts in the file, unless it is a PDF. If the run or the file does not
+        exist or cannot be read, the response has status 404 and the error as plain text.
+
+        Args:
+            query: the parameters of the address: ``name``, the run, and ``file``, the file's name.
         """
         name, file = query.get("name", ""), query.get("file", "")
         try:
@@ -180,9 +188,14 @@ def make_app(
 ) -> Starlette:
     """Build the web application, which answers requests for pages, files, metrics and events.
 
-    An open page gets its changed sections as a stream of events. ``is_over`` tells whether the
-    server is ending, and then ends open streams. ``names`` are the host names for requests. None
-    allows "localhost" and any IP address.
+    Pages are rendered on a daemon thread, so a slow page does not delay other requests. An open
+    page gets its changed sections as a stream of events.
+
+    Args:
+        pages: renders the pages.
+        names: the host names under which the pages may be requested. None allows "localhost" and
+            any IP address.
+        is_over: tells whether the server is ending. Open streams of events then end too.
     """
 
     async def page(request: Request) -> Response:

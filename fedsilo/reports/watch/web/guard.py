@@ -69,8 +69,9 @@ class Guard:
     def _refuse(self, scope: Scope) -> PlainTextResponse | None:
         """Return the reply that refuses a request, or None if the request may be answered.
 
-        An unknown host name gets status 403. If ``names`` is None, "localhost" and every IP address
-        are known. Any method except GET or HEAD gets status 405.
+        A request whose header ``Host`` has an unknown name gets status 403. If ``names`` is None,
+        "localhost" and every IP address are known. Otherwise, only ``names`` are known. A request
+        with any other method than GET or HEAD gets status 405.
         """
         host = host_name(Headers(scope=scope).get("host", ""))
         if not self._is_known(host):

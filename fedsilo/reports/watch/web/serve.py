@@ -78,8 +78,12 @@ class WatchServer:
 def _open_socket(host: str, port: int) -> socket.socket:
     """Open the socket on which the page server listens for requests.
 
-    Port 0 stands for any free port. A SettingError says that the port cannot be used, or that
-    ``host`` is not an address of this machine.
+    Port 0 stands for any free port. A port can be used again as soon as an earlier server on it has
+    ended.
+
+    Raises:
+        SettingError: the port is out of range, in use or closed to this user, or ``host`` is not an
+            address of this machine.
     """
     if not 0 <= port <= _LAST_PORT:
         raise SettingError(f"--port is {port}; it must be from 0 to {_LAST_PORT}")
@@ -101,8 +105,8 @@ def _open_socket(host: str, port: int) -> socket.socket:
 def _describe_fault(host: str, port: int, error: OSError | UnicodeError) -> str:
     """Explain in one line why a server could not use an address, and suggest a remedy.
 
-    If the port is in use or not permitted, the text suggests another port. For every other error,
-    it says that this machine lacks the address.
+    If the port is in use, or if the user has no permission to open it, the text suggests another
+    port. For every other error, the text says that the address is not one of this machine.
     """
     code = getattr(error, "errno", None)
     if code == errno.EADDRINUSE:
@@ -118,10 +122,15 @@ def _describe_fault(host: str, port: int, error: OSError | UnicodeError) -> str:
 def _known_names(host: str, bound: str) -> Collection[str] | None:
     """Choose the host names that a request may have in its header ``Host``.
 
-    If ``host`` is an IP address and ``bound`` is not loopback, the result is None, which allows any
-    IP address. Otherwise it has the loopback names, ``host``, and ``bound``, the socket's address.
+    The server refuses other names, because another web page may send such requests (DNS rebinding).
+    If ``host`` is an IP address and ``bound`` is not a loopback address, the result is None. Any IP
+    address and "localhost" are then allowed. Otherwise the result has the loopback names, such as
+    "localhost", ``bound``, and ``host`` in lower case.
+
+    Args:
+        host: the address or name that the user gave.
+        bound: the IP address on which the socket listens.
     """
-    # Another web page may send requests under other names (DNS rebinding)
     if is_address(host) and not ipaddress.ip_address(bound).is_loopback:
         return None
     return {*LOOPBACK_NAMES, bound, host.lower()}
