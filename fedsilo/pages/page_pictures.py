@@ -87,12 +87,12 @@ def bands(
         name: the picture's name, unique on its page.
         lines: title of a line -> its points in ascending order of x. A point (``Band``) has its x,
             its value, and the low and the high end of its interval.
-        styles: title of a line -> its style.
+        styles: the style of each line, by its title.
         label: the label of the vertical axis.
         over: the label of the horizontal axis.
 
     Returns:
-        The text of an ``svg`` element.
+        The picture as the text of an ``svg`` element.
     """
     figure, axes = _panel(2.9 + 0.2 * (len(lines) // _LEGEND_COLUMNS))
     for title, points in lines.items():

@@ -122,8 +122,8 @@ class UEFLNetwork(SiteNetwork):
         """Compute the loss of each sample, (batch,): its cross-entropy plus its codebook loss.
 
         The vectorised simulation needs it, because a batch there holds samples of several sites.
-        The network's criterion is not used. If the criterion is the plain cross-entropy without
-        class weights, the mean of the result equals ``loss``.
+        The network's criterion is not used. If it is the plain cross-entropy without class weights,
+        the mean of the result equals ``loss``.
 
         Args:
             inputs: (batch, *input_shape).
