@@ -58,7 +58,7 @@ def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> N
     Raises:
         SettingError: a site name or a code is invalid, ``compared`` names this hospital itself, or
             ``forget`` names an unknown site. SITE without a code is refused if no key was received,
-            or if the key was replaced after ``describe_keys`` listed it.
+            or if ``describe_keys`` has not listed the key that was received last.
         CheckpointError: the list is damaged, or cannot be written.
     """
     known = KnownKeys(folder)
