@@ -46,9 +46,10 @@ def shared_metrics(
 ) -> list[SiteMetrics]:
     """Keep only metrics that all runs have at a site, so that their means cover the same sites.
 
-    If a run lacks a metric at a site, all runs on the same data set lose it at this site. A run
-    that has the metric at none of its sites does not count. If the runs on a data set have no site
-    in common, each run is checked only at its own sites.
+    If a run lacks a metric at a site, all runs on the same data set lose the metric at this site.
+    There is one exception. A run that measured the metric at no site at all removes it from no
+    other run. If the runs on a data set have no site in common, each run is checked only at its
+    own sites, and not at the sites of other runs.
 
     Args:
         runs: the finished runs.

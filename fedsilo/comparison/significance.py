@@ -281,10 +281,11 @@ def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> 
 
     The first line explains the t-tests and the factor for the number of pairs. Unless the tests are
     paired, a line that advises ``--paired`` follows. The last line says whether the split of the
-    data varies with the seed, because p misleads in different ways with and without such variation.
+    data varies with the seed, and how this makes p misleading. If this is unknown, the last line
+    says so.
 
     Args:
-        tested: the tests of any one metric, for their number of pairs.
+        tested: the tests of one metric. Only their number of pairs is used.
         seeds: the number of seeds.
         paired: whether the t-tests compare seed by seed.
         same_split: whether all seeds share one split. None if the sites do not report it.

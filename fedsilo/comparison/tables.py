@@ -188,12 +188,12 @@ def comparison_lines(
 ) -> list[list[str]]:
     """Format a comparison as rows of cells: the titles, then a row for each experiment and group.
 
-    A row begins with the names of the experiment and of the group of sites. A column with fedsilo's
-    values over seeds follows for each metric. If a paper reports the metric, the next column has
-    the paper's numbers.
+    A row begins with the names of the experiment and of the group of sites. Each metric then has a
+    column that summarises the values of fedsilo's runs over the seeds. If a paper reports the
+    metric, the next column has the paper's numbers.
 
     Args:
-        results: the tidy results.
+        results: a table with one row for each experiment, group, metric and seed.
         split: the split of the samples, which the columns' titles name.
         median: whether to show median and range in place of mean and standard deviation.
     """

@@ -110,19 +110,20 @@ def run_missing(
     missing: Sequence[Missing],
     ended: Callable[[Missing, Outcome], None],
 ) -> None:
-    """Run ``work`` for each item in a pool, and call ``ended`` whenever an item ends.
+    """Run ``work`` for each item in a pool, and call ``ended`` each time that an item has finished.
 
     Args:
         pool: the pool of processes or of Slurm jobs.
         work: computes the outcome of an item. The function must be picklable.
         missing: the items, such as runs that have no result yet.
         ended: is called in this process with an item and its outcome, in the order in which items
-            end.
+            finish.
 
     Raises:
         RunFailedError: a worker process died, which also ends the pool.
         Exception: any error of ``work`` or ``ended``. Items that have not started are cancelled,
-            and so are running Slurm jobs. Items that run in a worker process finish.
+            and so are running Slurm jobs. The error is raised only after the items that already
+            run in worker processes have finished. ``ended`` is not called for them.
     """
     run_of = {}
     for run in missing:

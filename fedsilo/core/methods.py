@@ -271,8 +271,9 @@ def why_not_private(name: str) -> str | None:
 def needs_sums_only(name: str) -> bool:
     """Return whether a method's server needs only sums over sites, so secure aggregation suits it.
 
-    The attribute ``sums_suffice`` of the method's settings class decides. A plugin's settings class
-    may leave it to a parent class. If only the base class ``OwnSettings`` sets it, the built-in
+    The attribute ``sums_suffice`` of the method's settings class decides. For a plugin, the class
+    may define the attribute itself or inherit it from a parent class. The default in the common
+    base class ``OwnSettings`` does not count. If no other class defines the attribute, the built-in
     method that the plugin extends decides.
 
     Raises:

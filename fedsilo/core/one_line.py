@@ -235,7 +235,8 @@ def as_markdown(value: Any) -> Any:
     """Escape every string in a value by ``markdown_text``, for a Markdown template.
 
     Strings inside mappings, lists and tuples are escaped too, but not the keys of a mapping. Tuples
-    become lists. Strings of the type ``Markdown``, and values of other types, stay unchanged.
+    become lists. An escaped string has the type ``Markdown``. Strings of this type stay unchanged,
+    so a second call escapes nothing twice. Values of other types stay unchanged too.
     """
     if isinstance(value, Markdown):
         return value

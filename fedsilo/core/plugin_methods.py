@@ -29,8 +29,9 @@ _BASES = {
 def plugin_server(name: str, ours: Collection[str]) -> type:
     """Import the server class of a plugin method.
 
-    The plugin's name leads to the class itself, as ``module:Class`` does, or only to a module. Such
-    a module must declare exactly one subclass of ``Method``, the base of all server classes.
+    The name may be ``module:Class``, the name of a module, or a name that an installed package
+    offers as an entry point. If it leads to a module, the module must declare exactly one subclass
+    of ``Method``, the base of all server classes. This subclass is returned.
 
     Args:
         name: the plugin, as the setting 'method' names it.

@@ -221,10 +221,11 @@ def _read_rules(cls: type) -> Mapping[str, SettingRule]:
 def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
     """Build a setting's rule from its dataclass field, to describe the allowed values.
 
-    The rule's ``allowed`` describes the allowed values in words, for errors. It lists the choices
-    if there are any, and then has the wording. Without a wording, it has the pattern. If all three
-    are missing, it has the bounds, such as "above 0 and at most 1". ``minimum`` and ``maximum`` are
-    the bounds as numbers. A missing bound is infinite.
+    The rule's ``allowed`` describes the allowed values in words, for errors. It starts with the
+    choices, if there are any. Next comes the field's ``wording``, a description that its author
+    wrote. A field without ``wording`` has its pattern there, if there is one. If all three are
+    missing, ``allowed`` has the bounds, such as "above 0 and at most 1". ``minimum`` and
+    ``maximum`` are the bounds as numbers. A missing bound is infinite.
 
     Args:
         field: the field, as ``setting`` made it.
@@ -447,11 +448,15 @@ def _prepare_value(key: str, value: Value, rule: SettingRule) -> Value:
 def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> SettingError:
     """Build the error for a value that is not allowed. The caller raises it.
 
+    The message names the key, the allowed values and the given value, with its type if this is
+    wrong. For a key with a dot it also names the command that describes the setting.
+
     Args:
         key: the setting.
         value: the value that was given.
         rule: the setting's rule, which describes the allowed values.
-        fault: the kind of fault, by pydantic's name for it, such as 'greater_than'.
+        fault: pydantic's name for the fault, such as 'greater_than', or 'too_large' for a whole
+            number beyond 64 bits. It decides how the message describes the allowed values.
     """
     # A number's range needs no type: 'must be above 0'. A text's range describes the allowed texts
     has_kind = type(value) is rule.kind or (rule.kind is float and type(value) is int)
@@ -476,11 +481,11 @@ def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> Setti
 
 
 def _text_fault(text: str) -> str | None:
-    """Describe the rule that the string of a setting breaks; None if it breaks none.
+    """Return a description of the fault of a setting's string, or None if it has no fault.
 
     The description follows the setting's name, as in "must have ...". The string must be printable
-    and have at most 4096 characters. If it begins with '~' and a user's name, this machine must
-    know the user.
+    and have at most 4096 characters. A string such as '~ann/data' names a user after its first
+    character '~'. This user must exist on this machine.
     """
     if len(text) > _LONGEST or not text.isprintable():
         return f"must have at most {_LONGEST} characters, all of which can be printed"

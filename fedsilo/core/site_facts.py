@@ -165,9 +165,14 @@ def _validate_facts(cls: type, text: str) -> SiteFacts:
 
     pydantic checks the types in strict mode.
 
+    Args:
+        cls: the class to build, normally ``SiteFacts``.
+        text: a JSON object that maps the names of fields to values. A field that has a default may
+            be missing.
+
     Raises:
-        ValueError: the text is not valid JSON, or a value does not have the type of its field. The
-            error names the first such value by its key.
+        ValueError: the text is not valid JSON, a field is missing, or a value does not have the
+            type of its field. The error names the first such field by its key.
     """
     kind: type = cls  # mypy does not take the class of a dataclass for hashable, as a cache needs
     try:

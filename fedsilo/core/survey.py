@@ -220,11 +220,12 @@ class Survey(Part):
         A survey asks each site for counts and statistics of its data.
 
         Args:
-            config: name of a part -> its JSON string, for each part that the site did not withhold.
-                The names have '-' in place of '_'.
+            config: maps the name of each part, with '-' in place of '_', to a JSON string. The part
+                ``about`` is required. A part that is missing was withheld by the site, and becomes
+                None.
 
         Raises:
-            ValueError: the entries are not a valid answer to a survey.
+            ValueError: an entry is not a string, or the entries are not a valid answer to a survey.
             RecursionError: the JSON of an entry is nested too deeply.
         """
         content = {}

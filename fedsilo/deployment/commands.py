@@ -242,14 +242,14 @@ def _silos(experiment: str, count: int | None, file: Path | None) -> list[str]:
 
 
 def share_signing_keys(deployment: Deployment) -> None:
-    """Make a signing key for each site on this machine, and let these sites trust each other.
+    """Make missing signing keys for the sites on this machine, and mark the keys as compared.
 
     A site joins secure sums only with sites whose keys are marked as compared in its list.
-    Hospitals compare keys by telephone. Here one operator runs all sites, so every site's key is
-    marked in the other sites' lists without a comparison.
+    Hospitals compare keys by telephone. Here one operator runs all sites, so each site's key is
+    marked in the lists of all other sites on this machine without a comparison.
 
-    Existing keys are kept. A mark for an older key is replaced, and a mark for the same key
-    keeps its date.
+    Existing keys are kept. A mark for a site's present key keeps its date. A mark for an earlier
+    key of the site is replaced by a mark for the present key.
     """
     from fedsilo.client_app.privacy.signing import KnownKeys, signing_key
     from fedsilo.client_app.site.node import own_folder_of, owner_only

@@ -198,12 +198,13 @@ def _start_run(deployment: Deployment, settings: RunSettings, config: Path, say:
 def _refuse_incomplete(deployment: Deployment, sites: Sequence[str] = ()) -> None:
     """Check that the server is running, and that the run's sites on this machine are online.
 
-    A site needs a running process and the status "online" at the server. Hospitals on other
-    machines are not checked. A server in a container is accepted if it answers.
+    A site needs a running process on this machine, and the status "online" at the server. Hospitals
+    on other machines are not checked. A server in a container has no process that is known here,
+    so it needs only to answer.
 
     Args:
         deployment: the deployment.
-        sites: the sites of the run. If empty, all sites are checked.
+        sites: the sites of the run. If empty, all sites on this machine are checked.
 
     Raises:
         DeploymentError: a process is not running, the server does not answer, or a site is

@@ -119,8 +119,9 @@ class Deployment:
     def home(self, member: str) -> Path:
         """Return the folder of a member: the server, or a site on this machine.
 
-        The server's folder is ``server``, and a site's is ``sites/<site>``, both below the
-        deployment's folder. Neither the name nor the folder's existence is checked.
+        The server's folder is ``server``, and a site's is ``sites/NAME``, both below the
+        deployment's folder. NAME is the site's name, in which ``folder_name`` encodes unusual
+        characters. Neither the name nor the folder's existence is checked.
         """
         if member == SERVER:
             return self.folder / SERVER
@@ -261,10 +262,11 @@ class Deployment:
         ]
 
     def supernode_command(self, site: str) -> list[str]:
-        """Build the command that starts a site on this machine, as a list of words.
+        """Build the command that starts a site on this machine, as a list of arguments.
 
-        The command starts Flower's process for a site (SuperNode) and fedsilo's worker. It contains
-        the site's node config, and the address of the server on this machine.
+        The command starts one process, which starts two others. The SuperNode is Flower's process
+        that receives messages. fedsilo's worker answers them. The command contains the site's node
+        config, and the address of the server on this machine.
 
         Raises:
             SettingError: the node config's 'plugin' names a Python file that this user has not

@@ -44,19 +44,21 @@ def find_own_folder(folder: Path) -> Path:
 def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> None:
     """Mark other hospitals' signing keys as compared by telephone, or forget the keys.
 
-    Only hospitals with a compared key take part in secure sums with this one. All of ``compared``
-    are processed first, in order, then all of ``forget``. Changes made before an error are kept.
+    This hospital refuses secure sums with a hospital whose key is not marked as compared. All of
+    ``compared`` are processed first, in order, then all of ``forget``. Changes made before an error
+    are kept.
 
     Args:
         folder: the hospital's own folder, as ``find_own_folder`` returns it.
-        compared: sites whose received key was compared, or SITE=CODE with the code that SITE read
-            out. Only a key with this code will be accepted, even if it has not been received yet.
+        compared: SITE, whose latest received key was compared, or SITE=CODE with the code that SITE
+            read out. Only a key with this code will be accepted, even if it has not been received
+            yet.
         forget: sites to remove from the list of known keys.
 
     Raises:
-        SettingError: a site name or a code is invalid, or ``compared`` names this hospital itself.
-            Also raised if ``forget`` names an unknown site. A site without a code is refused if
-            ``describe_keys`` has not shown its present key.
+        SettingError: a site name or a code is invalid, ``compared`` names this hospital itself, or
+            ``forget`` names an unknown site. SITE without a code is refused if no key was received,
+            or if ``describe_keys`` has not listed the key that was received last.
         CheckpointError: the list is damaged, or cannot be written.
     """
     known = KnownKeys(folder)
@@ -72,10 +74,11 @@ def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> N
 def describe_keys(folder: Path) -> list[str]:
     """Describe the signing keys that a hospital knows, one line each, with its own key first.
 
-    The first line has the code of the hospital's own key, to be read out to other hospitals. The
-    other lines are sorted by site, and have the key's code and the date of its comparison, if any.
-    If there are none, the second line explains the option ``--compared SITE=CODE``. The listed keys
-    are recorded as shown, so that ``mark_keys`` accepts them without a code.
+    A key's code is a short hash that people can read aloud. The first line has the code of the
+    hospital's own key, to be read out to other hospitals. The other lines are sorted by site, and
+    have the key's code and the date of its comparison, if any. If there are none, the second line
+    explains the option ``--compared SITE=CODE``. The listed keys are recorded as shown.
+    ``mark_keys`` then accepts the name of such a site without the code.
 
     Args:
         folder: the hospital's own folder, as ``find_own_folder`` returns it.

@@ -124,9 +124,15 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
 def revoke(folder: Path, name: str, say: Say) -> None:
     """Exclude a hospital from the deployment at once, and end its process on this machine, if any.
 
-    The server rejects the hospital's messages from the first step on. Then the hospital is removed
-    from deployment.json and the registry. The server's copies of its kit and keys are deleted, but
-    a site's folder with its private state is kept. The name can be added again, with a new key.
+    The server is told first, and rejects the hospital's messages from then on. Next, the hospital
+    is removed from deployment.json and the registry. The server's copies of its kit and keys are
+    deleted. If the site ran on this machine, its folder with its private state is kept. The name
+    can be added again, with a new key.
+
+    Args:
+        folder: the deployment's folder.
+        name: the hospital's site.
+        say: prints the command to the server before it is run.
 
     Raises:
         FedsiloError: ``name`` is not in the deployment, the server does not answer, or another

@@ -204,8 +204,9 @@ def _read_zip(path: Path) -> dict[str, bytes]:
 def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
     """Check that a zip contains only files of a kit, so that unpacking it is safe.
 
-    Each file may occur once, and may have at most 1 MiB when unpacked. The sizes are those that the
-    zip states. A file must be stored or compressed by deflate. A missing file is not refused here.
+    The files of a kit are kit.json, ca.crt, node.key and README.txt, without a folder. Each may
+    occur once, and may have at most 1 MiB when unpacked. The sizes are those that the zip states. A
+    file must be stored or compressed by deflate. A missing file is not refused here.
 
     Args:
         path: the path of the zip, for errors.

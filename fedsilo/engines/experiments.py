@@ -196,10 +196,13 @@ class SimulationFile:
         return self._is_one_entry(name) or name in self.cells
 
     def _is_one_entry(self, name: str) -> bool:
-        """Tell whether the file's entry ``name`` makes one experiment, which has the same name.
+        """Tell whether the file's entry ``name`` makes exactly one experiment, called ``name`` too.
 
-        Such an entry has no matrix, and its name has no placeholder, such as ``{gamma}``. If the
-        file has no entry of this name, the result is False.
+        The result is True if the entry has no matrix, and its name has no placeholder such as
+        ``{gamma}``. If the file has no entry of this name, the result is False.
+
+        Raises:
+            SettingError: the file has no mapping 'experiments'.
         """
         entries = self._raw_entries()
         if name not in entries or has_placeholder(name):
@@ -321,13 +324,14 @@ def open_simulation(path: Path) -> SimulationFile:
 
 
 def read_experiments(path: Path) -> dict[str, Experiment]:
-    """Read and check all experiments of a simulation file: name -> experiment.
+    """Read and check all experiments of a simulation file, and return them by name.
 
-    An experiment may be based on another one, and then has the settings of that one, too. The order
-    is that of the file.
+    An experiment may name another one as its base, and then inherits the settings that it does not
+    set itself. The order is that of the file.
 
     Raises:
-        SettingError: the file is missing or is not valid YAML, or an experiment is malformed.
+        SettingError: the file is missing or is not valid YAML, or an experiment is malformed. A
+            base that does not exist, or bases that form a loop, are refused too.
     """
     file = open_simulation(path)
     return {name: file.find(name) for name in file.cells}

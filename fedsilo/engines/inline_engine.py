@@ -284,7 +284,8 @@ def inline_grid(settings: RunSettings, nodes: int, together: int = 1) -> Iterato
 def run_inline(settings: RunSettings, nodes: int) -> RunDirectory:
     """Do a run over ``nodes`` simulated sites in this process, and return the run directory.
 
-    ``choose_together`` decides how many sites are trained as one batch.
+    On a GPU, several sites can be trained at the same time as one batched computation.
+    ``choose_together`` chooses their number. If it is above 1, the run directory records it.
 
     Raises:
         FedsiloError: the run failed.

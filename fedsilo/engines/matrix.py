@@ -141,8 +141,9 @@ def fill(text: str, values: Mapping[str, Value]) -> str:
 def fill_all(content: Any, values: Mapping[str, Value]) -> Any:
     """Replace the placeholders in all strings of a nested list or mapping, but not in keys.
 
-    If a string consists of one placeholder, the result is the value itself, so a number stays a
-    number. Numbers and other items without text are returned unchanged.
+    A placeholder is a name in braces, such as ``{gamma}``. If a string consists of one placeholder,
+    the result is the value itself, so a number stays a number. Inside a longer string, the value is
+    written as text. Numbers and other items without text are returned unchanged.
 
     Raises:
         SettingError: a placeholder is not in ``values``.
@@ -162,7 +163,8 @@ def fill_all(content: Any, values: Mapping[str, Value]) -> Any:
 def write_braces(entry: str, cells: Sequence[Cell]) -> str | None:
     """Write the names of all cells as one word with braces, such as ``a-{x,y}``.
 
-    A shell expands the word to the names.
+    A shell replaces this word by the list of all names. Each placeholder becomes its values, each
+    listed once. A placeholder with only one value gets no braces.
 
     Args:
         entry: the entry's name with its placeholders, such as ``a-{b}``.

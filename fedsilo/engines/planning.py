@@ -109,15 +109,17 @@ def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Val
     """Read a TOML file of settings, and check that the plugins it uses may be executed.
 
     The file may be the config.toml of somebody else's run, so naming a plugin in it does not make
-    the plugin trusted. A plugin that ``named_here`` names is trusted.
+    the plugin trusted. The user trusts a plugin that ``named_here`` names, that the user has run
+    before, or that an installed package offers.
 
     Args:
         path: the file.
         named_here: settings from the command line or from Python, which override the file. Their
-            keys are left out of the result.
+            keys are left out of the result, except 'plugin'. Plugins that ``named_here`` lists
+            under 'plugin' stay trusted until this process ends.
 
     Returns:
-        The file's settings, key -> value. 'plugin' has only plugin files that are trusted.
+        The file's settings, key -> value. 'plugin' lists only trusted plugin files.
 
     Raises:
         SettingError: the file cannot be read, or it uses a plugin that is not trusted.

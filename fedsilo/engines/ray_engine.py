@@ -240,11 +240,11 @@ def _flwr_run(
 def stream(
     command: Sequence[str], environment: Mapping[str, str], console: Console
 ) -> tuple[str, int]:
-    """Run a Flower command, print its output as it comes, and wait for its end.
+    """Run a Flower command until it ends, and print each line of its output at once.
 
-    An error line is a log line in which the app reports an error. Two kinds of lines are printed
-    only with --verbose: routine messages of Flower and Ray, and everything from the first error
-    line on.
+    The output includes stderr. An error line is a log line in which the app reports an error. Two
+    kinds of lines are printed only with --verbose: routine messages of Flower and Ray, and
+    everything from the first error line on.
 
     Returns:
         The text of the last error line, empty if there is none, and the exit code.

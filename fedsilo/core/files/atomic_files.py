@@ -61,7 +61,7 @@ def read_regular(path: Path) -> bytes:
 
 @contextmanager
 def naming(name: Path | str) -> Iterator[None]:
-    """Add a file's name to errors in the ``with`` block about a full or failing disk.
+    """Add a file's name to errors about the disk that the ``with`` block raises.
 
     An OSError gets ``name`` if it has no file name and one of these causes: the disk is full,
     failing or read-only, a quota is used up, or the file is too large. Other errors are not

@@ -135,15 +135,16 @@ OPTIONS: Mapping[tuple[str, str], str] = {
 
 
 def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Map each removed setting on which private states depend to its former default.
+    """Return the former defaults of the removed settings that private states depend on, by key.
 
     A private state has the arrays that a site keeps for itself between messages. It is stored with
     a digest of the settings, which the site compares before it opens the state. The digest still
     includes removed settings by their defaults, so that a site can open the states of earlier
     versions.
 
-    Only removed settings that are marked ``decides_state`` are returned. A removed setting of a
-    group is left out if no key in ``settings`` has that group.
+    Only removed settings that are marked ``decides_state`` are returned. The part of a key before
+    the dot is its group. A removed setting with a group is returned only if a key in ``settings``
+    has the same group.
 
     Args:
         settings: today's settings by key.

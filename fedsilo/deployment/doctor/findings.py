@@ -110,9 +110,10 @@ class Check(Generic[S]):
 def examine(checks: Sequence[Check[S]], setup: S, about: str = "") -> Iterator[Finding]:
     """Run checks in order on one setup, and yield their findings.
 
-    A check passes if all its findings have passed. If a check fails, only the checks that need it
-    are skipped, and the remaining ones still run. An error in a check becomes a finding and is not
-    raised. The checks run one by one, as the caller takes the findings.
+    A check passes if all its findings have passed. A check that needs a check which has not passed
+    is not run. It yields one finding with the status SKIPPED, which names the missing check. All
+    other checks still run. An error in a check becomes a finding and is not raised. The checks run
+    one by one, as the caller takes the findings.
 
     Args:
         checks: the checks, each after the checks that it needs.

@@ -205,7 +205,8 @@ def _write(kit: Kit, rules: str, folder: Path) -> None:
 def _refuse_other_start(kit: Kit, rules: str, home: Path) -> None:
     """Check that the folder has the kit and the rules that the operator has confirmed.
 
-    Another start may have written another kit or other rules into the same folder at the same time.
+    A second start of the hospital's node at the same time may have written another kit or other
+    rules into the folder. In this case the present start is refused by an error.
 
     Args:
         kit: the confirmed kit.
@@ -318,12 +319,12 @@ def _read_or_make_rules(request: HospitalRequest, kit: Kit, home: Path) -> str:
 
 
 def _opened_here(home: Path) -> OwnFile[int]:
-    """Return an object that reads and writes the file ``opened.json`` of a hospital's folder.
+    """Return an object that can read and write the file ``opened.json`` in a hospital's folder.
 
-    The file has the inode that ``home`` had when the operator confirmed the kit. A copy of the
-    folder gets another inode. A start therefore recognises a folder that came from elsewhere,
-    and asks the operator to confirm its rules and keys. This function neither reads nor writes
-    the file.
+    The file stores the inode number that the folder ``home`` had when the hospital's node was last
+    prepared for a start. A copied folder has another inode than its file says. The next start
+    thus notices a copy, and asks the operator to confirm the kit and all rules again. This function
+    neither reads nor writes the file.
     """
     return OwnFile(home / "opened.json", int, "opened.json", "remove it and start the kit again")
 

@@ -48,16 +48,17 @@ class RunSetup:
 
     @cached_property
     def plan(self) -> tuple[RunSettings, Mapping[str, Value]]:
-        """Compute the run's settings, and the resources of a simulation, at the first access.
+        """Compute the run's settings, and the resources of a simulation, once for this object.
 
-        For a deployment, the resources are an empty mapping. The resources of a simulation include
-        ``num-supernodes``, the number of simulated sites. A simulation's data must be on this
-        machine. For a deployment, no data are needed.
+        The experiment has the settings. ``sources``, such as a TOML file, override them, and then
+        ``seed`` overrides the seed. For a deployment, the resources are an empty mapping, and no
+        data are needed. The resources of a simulation include ``num-supernodes``, the number of
+        simulated sites. A simulation's data must be on this machine.
 
         Raises:
             SettingError: a source of settings cannot be read, or a setting or resource is invalid.
             DataError: the silos of a simulation cannot be listed, for example because the data
-                set is not on this machine.
+                set is not on this machine. A deployment does not raise this error.
         """
         seed: dict[str, Value] = {}
         if self.seed is not None:

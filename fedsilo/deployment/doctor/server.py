@@ -150,7 +150,8 @@ def _database(setup: ServerSetup) -> Verdict:
 def _refuse_damaged(database: Path) -> None:
     """Check that the server's database is an SQLite file, is empty, or does not exist yet.
 
-    Only the first 16 bytes are read, which identify an SQLite file.
+    Every SQLite file begins with the same 16 bytes. Only these bytes are read, so other damage is
+    not noticed.
 
     Raises:
         Refused: the path is not a regular file, or the file is neither empty nor SQLite.

@@ -317,11 +317,12 @@ def _data(setup: SiteSetup) -> Passed:
 
 
 def _unlike_columns(setup: SiteSetup) -> list[str]:
-    """Describe each column of the site's table whose values do not fit the schema's statistics.
+    """Describe each column of the site's table whose values are unlike the schema's statistics.
 
-    Such a column may be in another unit, for example. Only the training data are compared, by
-    ``compare_with``. Columns with fewer than 'privacy.sums-min-count' values are left out. If
-    the schema has no means, the list is empty.
+    The schema may state each column's mean and standard deviation. ``compare_with`` finds the
+    columns whose training data differ so much from them that the unit may be another. Columns with
+    fewer than 'privacy.sums-min-count' known values are left out. If the schema has no means, the
+    list is empty.
     """
     silo = setup.site.silo
     if silo.declared is None:

@@ -99,11 +99,16 @@ class InstalledApp:
         return top not in ROOMS and not (self.package / top).exists()
 
     def _refusal(self, other: Sequence[str], version: str) -> str:
-        """Write the message for a refused app: both versions of fedsilo, the files, and what to do.
+        """Write the message for a run whose app differs from the fedsilo that is installed here.
 
-        At most three files of ``other`` are named. If git reports that some of these files were
-        changed on this machine, the message says so. ``version`` is the version of the run's
-        app. Names that cannot be printed are escaped, because they come from the server.
+        The message states both versions of fedsilo, and at most three of the files that differ. It
+        advises starting the run from the installed fedsilo, or installing the run's fedsilo here.
+        If git reports that some of the differing files were changed on this machine, the message
+        says so. Names that cannot be printed are escaped, because they come from the server.
+
+        Args:
+            other: the paths of the differing files, without the prefix "fedsilo/".
+            version: the version of the run's app.
         """
         # The names come from the server, so control characters must not reach a terminal
         names = ", ".join(_printable(name) for name in other[:_NAMED])
@@ -121,17 +126,18 @@ class InstalledApp:
 
 
 def installed_app(folder: Path | None = None) -> InstalledApp:
-    """Read the installed fedsilo's files, so that the app of a run can be compared with them.
+    """Read the files of the installed fedsilo, so that the app of a run can be compared with them.
 
-    The result has the content of pyproject.toml and the SHA-256 of the files that Flower would send
-    with a run. Only files in the folders of ``ROOMS`` are included. These folders contain all code
-    that runs at the server or at a hospital.
+    The result has the content of pyproject.toml and the SHA-256 of each file that Flower would send
+    with a run. Only files in the folders that ``ROOMS`` lists, such as ``core`` and ``models``, are
+    included. These folders contain all code that runs at the server or at a hospital.
 
     Args:
         folder: the folder of pyproject.toml. None means the folder of the fedsilo that is running.
 
     Raises:
-        SettingError: pyproject.toml cannot be read, or none of the folders of ``ROOMS`` is there.
+        SettingError: pyproject.toml cannot be read, or the folders of ``ROOMS`` are missing or have
+            no such file.
         RefusedError: pyproject.toml is not valid TOML.
     """
     folder = folder or installed_folder()

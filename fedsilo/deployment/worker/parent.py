@@ -166,9 +166,10 @@ def preload() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a hospital's worker, which answers each task of the SuperNode in a new process.
 
-    The worker ends when its parent process ends. SIGTERM ends the worker and its tasks. The
-    installed app answers the tasks. The app that came with the run answers instead, in Flower's own
-    process, if the site file says "app: any" at that time.
+    The SuperNode is Flower's process that receives messages. The fedsilo that is installed here
+    answers the tasks, and refuses a run whose code differs. The site file is read at each task. If
+    it says "app: any", Flower's own program executes the code that came with the run instead. The
+    worker ends when its parent process ends. SIGTERM ends the worker and its tasks.
 
     Args:
         arguments: the worker's arguments. None means the arguments of this process.
@@ -308,11 +309,12 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
 
 
 def _run_flower_client_app(address: str, token: str, hospital: int) -> None:
-    """Replace this process by Flower's ``flwr-clientapp``, which answers a task with the run's app.
+    """Replace this process by Flower's ``flwr-clientapp``, which executes the app of a run.
 
-    The worker calls this function only if the hospital allows any app. The command is taken from
-    the folder of this Python, or otherwise from the PATH. The function returns only if the command
-    is in neither place.
+    The app is the code that the run brings to the hospital. The worker calls this function only if
+    the hospital allows any app. The command is taken from the folder of the running Python
+    executable, or otherwise from the PATH. The function returns only if the command is in neither
+    place.
 
     Args:
         address: the address of the SuperNode's Runtime API, host:port.

@@ -162,11 +162,12 @@ def give_up_unanswered(state: Any) -> int:
 
 
 def give_up_while_waiting(push: Callable[..., None], waits: Any) -> Callable[..., None]:
-    """Wrap Flower's ``_push_messages`` so that it gives up unanswered messages while it waits.
+    """Wrap Flower's ``_push_messages``, so that it does not wait for ever for a reply.
 
-    Without this, the SuperNode would wait for ever for a reply that no process makes. During a
-    call, ``waits.look`` is a function that calls ``give_up_unanswered``. After the call it is None.
-    ``waits.sleep`` calls ``look`` about once a second.
+    The function waits until a process has answered a message. If this process is killed, no reply
+    comes. While the wrapper runs, ``waits.look`` is therefore a function that calls
+    ``give_up_unanswered``, which gives an error reply to such messages. ``waits.sleep`` calls
+    ``waits.look`` about once a second. After the call ``waits.look`` is None.
 
     Args:
         push: Flower's function, which sleeps by ``waits.sleep`` until a reply is ready. Its first
