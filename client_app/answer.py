@@ -90,10 +90,12 @@ def open_declared(
 ) -> SiteSession:
     """Load a hospital's real data for this message, in place of the zeros used so far.
 
-    At trust 'sums' (the server learns only sums over sites) a hospital works with zero samples
-    until it needs its data. The phase and the secret sum are checked before the data are read, so
-    such a refusal cannot depend on a patient. Later errors may, and the caller hides them. The data
-    are always loaded: the caller decides whether they are needed.
+    At trust 'sums' the server learns only sums over sites. There a hospital works with all-zero
+    samples until it needs its data. Two checks come before the data are read, so that they cannot
+    depend on a patient: the method has the phase (a named step of a round), and the hospital can
+    take part in the secret sum. Then ``note_opening`` records that data are being read, so that
+    the caller hides all later errors. The data are always loaded: the caller decides whether they
+    are needed.
 
     Args:
         session: the run at this hospital, with zero samples in place of the data.
@@ -106,7 +108,7 @@ def open_declared(
 
     Raises:
         FedsiloError: the method lacks the phase, the hospital cannot take part in the secret sum,
-            it has failed before on the same received arrays, or the data are unusable.
+            the hospital has failed before on the same received arrays, or the data are unusable.
     """
     if not final:
         session.phase_function(instruction.phase)
@@ -122,14 +124,14 @@ def failed_answer(
 ) -> RecordDict:
     """Build a hospital's reply after a failure, so that it looks like a successful reply.
 
-    If the server expects arrays, and in every final evaluation, the reply has masked zeros
-    (``failed_part``). They add 0 to the secret sum. The only metric says whether a state was
-    stored.
+    If the server expects arrays, the reply has masked zeros (``failed_part``), which add 0 to the
+    secret sum. The only metric says whether a state was stored. A state is the arrays that a site
+    stores after a phase. The newest earlier state is stored again under this message's round and
+    step. Without an earlier state, an empty one is stored. If a file is damaged or cannot be
+    written, the metric still says that a state was stored.
 
-    A state is the arrays that a site stores after a phase. Except in the final evaluation, the
-    newest earlier state is stored again under this message's round and step. Without an earlier
-    state, an empty one is stored. If a file is damaged or cannot be written, the metric still says
-    that a state was stored.
+    In the final evaluation the reply always has the masked zeros. No state is stored, and the
+    metric says so.
 
     Args:
         session: the run at this site, with zero samples in place of the data.
@@ -137,7 +139,8 @@ def failed_answer(
         content: the message's records.
 
     Raises:
-        FedsiloError: the zeros cannot be masked, for a reason that does not depend on the data.
+        FedsiloError: the zeros cannot be masked, for example because this round's keys were used
+            before. The reason never depends on the data.
     """
     note_opening()  # a later error may tell what this site has masked before
     folder = session.state_folder(instruction)

@@ -361,10 +361,11 @@ def _round_of(message: Message) -> int:
 def _log(
     answering: Answering, context: Context, reply: Message, error: Exception | None
 ) -> Message:
-    """Write the line about a message to the audit log, and return the reply that may leave.
+    """Write the line about a message to the audit log, and return the reply to send.
 
     The line says whether the message was answered, refused (``error`` is a RefusedError) or failed.
-    Once the line is written, ``reply`` is returned. If writing fails, only an error may leave:
+    Once the line is written, ``reply`` is returned. If writing fails, no answer may be sent, and
+    the result is an error reply:
 
     - If ``reply`` is an answer, an error reply with the code and text of the writing error takes
       its place.
@@ -374,9 +375,10 @@ def _log(
     Args:
         answering: the message. If its ``opened.why`` is set, it is logged as the reason of a
             failure, even if the reply gives no reason.
-        context: Flower's own context, to which the site file's limits are not added.
+        context: Flower's context as it arrived. It is not ``answering.context``, whose node config
+            may have the site file's limits.
         reply: the reply that is about to leave.
-        error: the exception that caused an error reply; None if there was none.
+        error: the exception that caused an error reply. With None there was no error.
     """
     from fedsilo.client_app.site import audit_log
     from fedsilo.client_app.site.policy import log_path
@@ -450,9 +452,9 @@ def _reason(error: Exception, context: Context) -> str:
 def _code(error: Exception) -> int:
     """Return the code that tells the server the kind of error.
 
-    Each kind of FedsiloError has a code in ``ERROR_CODES``. A kind that is missing there has
-    Flower's general code for an exception in a ClientApp, as has any exception from outside
-    fedsilo.
+    Each kind of FedsiloError has a code in ``ERROR_CODES``. If a kind is missing there, the result
+    is Flower's general code for an exception in a ClientApp. Any exception from outside fedsilo has
+    this general code too.
     """
     if not isinstance(error, FedsiloError):
         return _CLIENT_APP_RAISED

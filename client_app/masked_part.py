@@ -327,11 +327,11 @@ class MaskedPart:
         received arrays, because the difference would reveal it. No file is read here. The object
         has two digests:
 
-        - The first is over all settings that scale a contribution: the run's settings,
-          'secure.clip-norm' and ``samples``.
-        - The second is over the data set and the method's settings, if the server proves the
-          method's sums. Such methods may ask different questions with the same arrays. For any
-          other method it is "".
+        - The first is over all values that scale a contribution: ``session.digest`` (the settings
+          that may not change during a run), 'secure.clip-norm' and ``samples``.
+        - The second is over the data set and the method's settings, if the run's server must prove
+          to the sites that its totals are right. Such methods may ask different questions with the
+          same arrays. For any other method it is "".
 
         Args:
             samples: 'secure-samples', the number of samples by which each site's contribution is

@@ -54,10 +54,11 @@ class OpenedSite:
     load: Callable[[], Silo] | None = None  # reads the data that ``stand_in`` stands for
 
     def noise(self, *key: int | str) -> torch.Generator | None:
-        """Return the random generator for noise with ``key``, or None at a real site.
+        """Return a random generator for noise at a simulated site, or None at a real site.
 
-        None means the operating system's randomness. Only a simulated site draws noise from the
-        run's seed. A server knows that seed, so it could subtract a real site's noise.
+        None means the operating system's randomness. A simulated site's generator depends only on
+        the run's seed and ``key``, so ``key`` must contain the site's name. A server knows the
+        run's seed. If a real site used it, the server could subtract that site's noise.
         """
         if not self.simulated:
             return None
@@ -136,9 +137,9 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
 
     Args:
         context: Flower's context of the message.
-        with_data: True to read the real data. If False, a hospital at trust 'sums' gets zero
-            samples instead, in the rounded numbers that it has declared. Any other site reads its
-            data in both cases.
+        with_data: True to read the real data. If False, a hospital at trust 'sums' gets all-zero
+            samples instead, as many of each class as it has declared. Declared numbers are rounded
+            down. Any other site reads its data in both cases.
 
     Raises:
         RefusedError: the hospital's rules forbid the run's settings (``_run_settings``). A required
@@ -236,7 +237,7 @@ def _refuse_chosen_samples(settings: CommonSettings) -> None:
 
 
 def _refuse_without_epsilon(settings: CommonSettings) -> None:
-    """Check that a run is private, because the epsilon of any other run is infinite.
+    """Check that a run is private, so that its epsilon is finite and can be held against a cap.
 
     A private run clips gradients and adds noise. The caller skips this check at a site without a
     cap on epsilon.

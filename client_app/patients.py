@@ -36,14 +36,14 @@ class PatientPrivacy:
 
         Args:
             settings: the settings of the training.
-            aside: a key that names a further training in the same phase; empty for the main
-                training.
+            aside: empty for the main training of a phase. A second training in the same phase has a
+                key, such as ("global",), so that its random draws differ.
 
         Raises:
             EpsilonSpentError: the training would exceed a cap on epsilon.
             RefusedError: randomly drawn batches may be too small, because 'train.batch-size' is
                 below 4 times the hospital's 'minimum-batch'. A site with its own cap on epsilon
-                skips this check.
+                skips this check, because noise hides the samples of its batches.
             CheckpointError: a ledger is damaged, or cannot be written.
         """
         key: tuple[int | str, ...] = (self.round, self.session.silo.name, *aside)

@@ -99,11 +99,13 @@ class DecentralisedSite(SiteMethod):
 
 
 def send_and_keep(network: SiteNetwork, keep: dict[str, Tensor] | None = None) -> Outgoing:
-    """Send the silo's own model, and store it under ``own/<array>`` together with ``keep``.
+    """Return an ``Outgoing`` (what leaves a site, and what stays) that sends and stores a model.
 
     Args:
-        network: the trained network, which is the own model.
-        keep: more arrays to store, under the names that they have; None for no more.
+        network: the silo's own model after training. It is sent, and its arrays are stored under
+            ``own/<array>``.
+        keep: further arrays to store, under the names that they have here. With None only the
+            model is stored.
     """
     own = with_prefix(OWN, exchanged_arrays(network))
     return Outgoing(network, keep=own | (keep or {}))

@@ -30,10 +30,11 @@ class DisTransSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the two-channel network, on the compute device, with the received weights.
 
-        The offset is a trained array of the image's size. The network sees each image twice: moved
-        towards the offset, and moved away from it. The last layer is doubled for the two channels.
-        With 'distrans.offset-aggregation' "none", the offset is the site's stored one. In the
-        site's first round it is drawn from the site's own seed. With any other value the offset is
+        The offset t is a trained array of the image's size. The first channel sees an image x as
+        x - a (x - t), the second as x + a (x - t), where a is a constant. The last layer reads the
+        features of both channels, so it has twice as many inputs. With
+        'distrans.offset-aggregation' "none", the offset is the site's stored one. In the site's
+        first round it is drawn from the site's own seed. With any other value the offset is
         received.
 
         Raises:

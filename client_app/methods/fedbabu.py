@@ -13,7 +13,8 @@ class FedBABUSite(FedAvgFTSite):
     def train_shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
         """Train and send the body, which is all layers but the last.
 
-        The last layer keeps its weights and is not sent. It remains frozen after this training.
+        The last layer keeps the weights that it has in ``network``, and is not sent. It remains
+        frozen after this training. The result also holds the whole network, to be measured again.
         """
         head = set(last_layers(network, 1))
         for name, parameter in network.named_parameters():

@@ -27,6 +27,9 @@ class FedDBESite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Check that the site reports enough training samples to send its mean feature.
 
+        The mean feature is the mean of the encoder's outputs over the site's training samples. A
+        mean over few samples would reveal them.
+
         Raises:
             SiteError: the site reports fewer training samples than 'privacy.sums-min-count'.
         """
@@ -44,7 +47,7 @@ class FedDBESite(SiteMethod):
         return cast(SiteNetwork, lab.compute.place(network))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the network together with the site's bias, near the mean feature of all sites.
+        """Train the network, and the site's bias once the mean feature of all sites is known.
 
         The bias is a learned array that this site adds to its tokens (the encoder's outputs). The
         mean feature is the mean of all sites' tokens without bias. The received model is measured
@@ -53,7 +56,8 @@ class FedDBESite(SiteMethod):
         - Until the server knows the mean feature, it sends zeros. Only the network is then trained,
           and the site sends the mean feature of its own samples.
         - Afterwards network and bias are trained. A penalty (``MeanPull``) pulls this site's
-          running mean towards the received mean feature, which is sent back unchanged.
+          running mean towards the received mean feature. The site sends back the mean feature that
+          it received.
 
         The network is always sent, and the bias is stored at the site.
         """

@@ -24,14 +24,15 @@ class FedDistillSite(LocalSite):
     measures_what_stays = False
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train near the other sites' mean logits, then send this site's mean logits of each class.
+        """Train with a pull to other sites' mean logits, and send this site's mean logits by class.
 
-        The stored network is measured first, if the server asks for metrics. The loss has a penalty
-        on the distance from the received mean logits (``_logit_loss``), except in round 1, when
-        none are received. After the training, mean logits are computed for each class over this
-        site's training samples, one value per output. A class with fewer samples than
-        'feddistill.class-min-count' or 'privacy.sums-min-count' is not sent. The network itself is
-        stored and does not leave.
+        The site's own network is measured first, if the server asks for metrics. For each sample, a
+        penalty (``_logit_loss``) grows with the distance of its logits from the mean logits that
+        were received for its class. In round 1 none are received, and there is no penalty.
+
+        After the training, the logits of this site's training samples are averaged by class. A
+        class is left out if it has fewer samples than 'feddistill.class-min-count' or
+        'privacy.sums-min-count'. The network itself is stored and does not leave.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

@@ -212,10 +212,11 @@ class GLMSite(SiteMethod):
     def _refuse_concentrated_run(self, lab: Lab, x: Floats, y: Outcomes, beta: Floats) -> None:
         """Check that the sums do not rest on only a few patients, and never did in this run.
 
-        The check is that of ``_refuse_concentrated``. If it fails, a mark in the run's folder makes
-        this site refuse all later sums of the run. At trust 'sums' the server learns how many sites
-        failed. Without the mark, a server could try out coefficients until that number changes, and
-        so learn something about single patients.
+        Sums rest on few patients if a few large values outweigh all others. The check is that of
+        ``_refuse_concentrated``. If it fails, a mark in the run's folder makes this site refuse all
+        later sums of the run. At trust 'sums' the server learns how many sites failed. Without the
+        mark, a server could try out coefficients until that number changes, and so learn something
+        about single patients.
 
         Args:
             lab: the lab of the message.

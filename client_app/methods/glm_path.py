@@ -138,21 +138,22 @@ def _total_of(answered: FitProgress, before: ProvenSum, common: CommonSettings) 
 
 
 def _step_after(model: FittedModel, answered: FitProgress, vector: Floats | None) -> FitProgress:
-    """Compute the question that follows an answered question, as the server computes it.
+    """Compute the question that the server must ask after ``answered``.
 
-    A question is what the server asks sums for: the columns' units, the coefficients and the scale.
-    If the answered one asked for the columns' moments, the next has new units or, once the units
-    fit, the first coefficients. Otherwise it has the coefficients after one more step of Newton's
-    method.
+    A question is what the server asks sums for: units, coefficients, and a scale that divides the
+    sums. A unit is the centre and deviation by which a column is standardised. The first questions
+    have no coefficients, and ask for the columns' moments to find units. Once the units are good
+    enough, the next question has the first coefficients. Each later question has the coefficients
+    after one more step of Newton's method.
 
     Args:
         model: the regression's family and columns.
         answered: the answered question.
-        vector: the total that answers it; None if a hospital had to clip its numbers. The same
-            question then follows with a larger scale.
+        vector: the total that answers it. None means that a hospital had to clip its numbers. The
+            same question then follows with a larger scale.
 
     Raises:
-        RefusedError: no question follows, because the fit has converged or has no solution.
+        RefusedError: no question follows, because the fit has converged or cannot go on.
     """
     try:
         expected = next_progress(model, answered, vector)

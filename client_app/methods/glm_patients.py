@@ -40,10 +40,9 @@ class Patients:
     times: Floats | None = None
 
     def lacking(self) -> npt.NDArray[np.bool_]:
-        """Mark the missing values of the patients, (patients, values) bool.
+        """Return a Boolean mask (patients, values) that is True where a value is missing.
 
-        A patient's values are those of the columns, in their order, then the outcome and, in Cox's
-        model, the time.
+        The values are in this order: the columns, the outcome and, in Cox's model, the time.
         """
         values = [self.columns, self.outcome]
         if self.times is not None:
@@ -160,7 +159,8 @@ def _take_columns(rows: Floats, labels: Floats, chosen: ChosenColumns) -> Patien
 def _leave_out(site: str, patients: Patients, is_left_out: npt.NDArray[np.bool_]) -> Patients:
     """Return all patients except those for whom ``is_left_out`` (n,) is True.
 
-    If any are left out, the site's log gets their number after the name ``site``.
+    If any are left out, a line in the site's log says how many. It begins with the name ``site``
+    and gives missing values as the reason.
     """
     if not is_left_out.any():
         return patients

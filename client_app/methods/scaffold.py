@@ -16,11 +16,12 @@ class SCAFFOLDSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train with corrected gradients, and send the mean update per step and a control variate.
 
-        c is the server's control variate and c_i this site's, both in units of learning rate times
-        gradient. c_i was stored with the last reply that the server used, and is 0 if there is
-        none. Each step adds (c - c_i) / learning rate to the gradient. The new c_i, which is
-        stored, is the learning rate times the mean gradient of these steps without this addition.
-        The reply has:
+        The received model is measured first, if the server asks for metrics. c is the server's
+        control variate and c_i this site's, both in units of learning rate times gradient. The
+        server may not have used every reply. The old c_i was stored with the last reply that it did
+        use, and is 0 if there is none. Each step adds (c - c_i) / learning rate to the gradient.
+        The new c_i is the learning rate times the mean gradient of these steps without this
+        addition. It is stored. The reply has:
 
         - received + (trained - received) / steps for each weight, and batch norm's statistics as
           trained,

@@ -50,7 +50,12 @@ class UEFLSite(SiteMethod):
         self.settings.refuse_exact_centroids(session.settings)
 
     def open(self, lab: Lab) -> UEFLNetwork:
-        """Build the network with the received weights and codebooks (sets of learned vectors).
+        """Build the network with the weights and codebooks from the server's message.
+
+        A codebook is a set of learned vectors. The network is placed on the compute device.
+
+        Args:
+            lab: the message's arrays, the site's data and the settings.
 
         Raises:
             SettingError: the arrays do not fit the network.
@@ -75,9 +80,9 @@ class UEFLSite(SiteMethod):
     def uncertainty(self, lab: Lab) -> Outgoing:
         """Report the mean entropy of the received model's predictions on validation data (eq. 8).
 
-        It is the only metric, and no array leaves. If the hospital has its own cap on epsilon, the
-        metric gets noise. Without such a cap there must be validation samples, which is not checked
-        here.
+        The entropy is the only metric, and no arrays are sent. If the hospital has its own cap on
+        epsilon, the entropy gets noise when the reply is packed. Without such a cap, the site must
+        have validation samples. This function does not check that it has any.
         """
         if lab.session.cap:
             lab.measure_privately(lab.open(), "val", ("uncertainty",), ("entropy",))

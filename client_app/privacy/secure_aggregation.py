@@ -345,16 +345,17 @@ class SecureSite:
     def _store_keys(self, secrets: RoundSecrets) -> None:
         """Check all sites' public keys and their signatures, and put the keys into ``secrets``.
 
-        The keys come from the server's record. ``secrets`` also gets the splits that all sites
-        measure.
+        The keys come from the server's record. A hospital trusts a signing key if people at both
+        hospitals have compared its code, a short hash. ``secrets.splits`` gets the data splits,
+        such as "val", on which every site measures.
 
         Raises:
             SiteError: the server's lists differ in length, the sites are not sorted or lack this
                 site, or a signing key is malformed.
             RefusedError: two sites have the same key, the server lists other keys under this site's
-                name, a signature does not match, or a signing key is not trusted here.
-            CheckpointError: the hospital's list of trusted signing keys is damaged, or cannot be
-                written.
+                name, a signature does not match, or this site does not trust a signing key.
+            CheckpointError: the hospital's list of signing keys, which stores each received code,
+                is damaged or cannot be written.
         """
         sites, splits = read_texts(self.asked, "sites"), read_texts(self.asked, "splits")
         refuse_list(self.site, sites, sites, "make keys")

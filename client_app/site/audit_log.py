@@ -165,9 +165,13 @@ def last_ledger(path: Path) -> LedgerMark | None:
 def _last_line(log: int, size: int) -> dict[str, Any]:
     """Return the last valid line of an open log of ``size`` bytes, or {} if there is none.
 
-    Only the last 64 KiB are read. A line that is not a JSON object or has a damaged ledger state is
-    skipped, and the line before it is tried. A power failure may have cut a line short. Its answer
-    never left the site.
+    Only the last 64 KiB are read. A line is skipped if it is not a JSON object, or if its state of
+    the privacy ledger is damaged. The line before it is then tried. A power failure may have cut
+    the last line short. The reply that this line describes was then never sent.
+
+    Args:
+        log: the file descriptor of the log.
+        size: the size of the log's file.
     """
     # The log grows for years, so only its end is read
     tail = os.pread(log, _TAIL, max(0, size - _TAIL))

@@ -86,12 +86,13 @@ def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettin
 
     The run's own paths would let a server find out which files a hospital has. So the data folder
     and the plugin come from the node config, and are empty if they are missing there. The cache
-    folder is that of ``own_cache``. If the node config has 'backbone-weights', its value
-    stays. Otherwise a file name from the run becomes a path in this node's cache, whether or not
-    the file exists.
+    folder is that of ``own_cache``. If the node config has 'backbone-weights', the caller has put
+    them into ``settings``, and they are not changed here. Otherwise the run's
+    'vit.backbone-weights' may only name a file, and is replaced by the path that this file would
+    have in this node's cache. The values "", "timm" and "random" stay.
 
     Raises:
-        RefusedError: 'split.silo-set' names a file.
+        RefusedError: 'split.silo-set' is neither empty nor "gaia", so it names a file.
         SettingError: the node config has no 'backbone-weights', and the run's
             'vit.backbone-weights' is neither the plain name of a .safetensors file nor "timm",
             "random" or empty.
@@ -200,8 +201,8 @@ def site_name(context: Context, settings: CommonSettings) -> str:
 
     Raises:
         SiteError: the node config has no 'site', and its 'partition-id' is missing or is not below
-            the number of silos. A real site also needs 'site' if the data set names silos after
-            files, because names of files must not leave the hospital.
+            the number of silos. A site that is not simulated (``is_simulated``) must have 'site' if
+            the data set names silos after files, because names of files must not leave a hospital.
         DataError: the files that name the silos are missing or unusable.
     """
     if "site" in context.node_config:

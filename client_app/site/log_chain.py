@@ -109,12 +109,12 @@ def find_breaks(lines: Sequence[Mapping[str, Any]], head: Link | None) -> Iterat
     """Yield a sentence for each place where an audit log's chain of lines is broken.
 
     In an intact chain, each number is one above the number before it. Each check value is the
-    SHA-256 over its line and the check value before it. A first line with a number above 1 is not
-    verified, because it may continue another log. Lines without a number, from an earlier version,
-    may only stand before the first numbered line.
+    SHA-256 over its line and the check value before it. If the first numbered line has a number
+    above 1, it may continue another log that is not given, so its check value is not verified.
+    Lines without a number, from an earlier version, may only stand before the first numbered line.
 
-    The head's check value must be in one of the lines. After a power failure this may be an earlier
-    line than the last one.
+    The head's check value must be in one of the lines, not always in the last one. After a power
+    failure the head may be one line older than the log, which is no fault.
 
     Args:
         lines: the lines of one log, or of consecutive logs, in order.

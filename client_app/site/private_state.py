@@ -71,16 +71,18 @@ class SiteState:
     def _missing_state(self, instruction: Instruction, older: list[tuple[int, int]]) -> str:
         """Describe which state from before ``instruction`` is missing, and how to go on.
 
-        The server gives the newest state that the site has reported. The result is "" if the site
-        has this or a newer state, or if the server expects none. There are three faults:
+        An earlier state was stored before the round and step of ``instruction``. The server names
+        the newest state that the site has reported to it (``expects_state``), or none. The result
+        is "" if the newest earlier state is at least that new. It is also "" if there is no earlier
+        state and the server names none. There are three faults:
 
-        - The site has deleted all states from before ``instruction``, because it stored newer ones.
-        - No state from before ``instruction`` is stored, for another reason.
-        - The newest stored state from before ``instruction`` is older than the expected state.
+        - The site has deleted all earlier states, because it stored newer ones.
+        - No earlier state is stored, for another reason.
+        - The newest earlier state is older than the one that the server names.
 
         Args:
             instruction: the server's request.
-            older: the (round, step) of each stored state from before the instruction, sorted.
+            older: the (round, step) of each stored earlier state, sorted.
         """
         keys, newest = self._keys(), 0
         if older:
@@ -189,11 +191,13 @@ def settings_digest_of(common: CommonSettings, own: Any) -> str:
     """Return a digest of the settings that a stored state depends on.
 
     A site's state can be loaded only under the digest with which it was stored. The digest is the
-    SHA-256, in hexadecimal, of the settings as JSON, sorted by key. Keys and defaults are those of
-    version 0.1, so its states can still be loaded. Two kinds of settings are left out:
+    SHA-256, in hexadecimal, of the settings in ``common`` and ``own`` as JSON, sorted by key. Keys
+    and defaults are those of version 0.1, so states stored by version 0.1 can still be loaded. Two
+    kinds of settings are left out:
 
-    - Settings that may change during a run: the groups 'server', 'secure', 'machine' and 'run',
-      those that a hospital sets, 'rounds', 'plugin-settings' and 'privacy.sums-min-count'.
+    - Settings that may change during a run. These are the groups 'server', 'secure', 'machine' and
+      'run', the settings that a hospital sets itself, and the single settings 'rounds',
+      'plugin-settings' and 'privacy.sums-min-count'.
     - Settings that version 0.1 did not have, if they have their default.
 
     Args:
@@ -218,8 +222,9 @@ def _was_dropped(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
     The caller has found no such state. A site deletes old states when it stores newer ones, so a
     stored state of a later round means yes. The answer is no in three cases:
 
-    - Round 1 is requested.
-    - All stored states are from the requested round, in which the site may have begun.
+    - Round 1 is requested, because no earlier round can have stored a state.
+    - All stored states are from the requested round. The site may have joined the run in that
+      round, and so had no older states to delete.
     - No state is stored.
 
     Args:

@@ -314,12 +314,13 @@ class AnswerBuilder:
         return vars(described)
 
     def _describe_files(self, files: list[Measure]) -> dict[str, Any]:
-        """Return histograms and percentiles of the features of the site's files, by survey part.
+        """Return two parts of the survey's answer that describe the site's files, such as images.
 
-        "files" maps each feature, such as the image width, to its histogram, in which counts that
-        must not leave are None. "file_percentiles" maps each feature to its percentiles, and lacks
-        features with too few values. If a feature has values under several splits, only those of
-        the last split are described.
+        "files" maps each feature, such as the image width, to its histogram. Counts that must not
+        leave the site are None in it. "file_percentiles" maps each feature to its percentiles. It
+        lacks categories, and features with fewer than 20 * ``floor`` known values. Features with
+        few distinct values are included. If a feature has values under several splits, only those
+        of the last split are described.
 
         Args:
             files: each holds the values of one feature for all files. If there are none, both parts
@@ -335,7 +336,7 @@ class AnswerBuilder:
 
     @property
     def floor(self) -> int:
-        """The smallest count that may leave the site.
+        """The smallest number of samples or files that may leave the site as a count.
 
         It is the hospital's own limit 'sums-min-count', and the run cannot change it. For a
         simulated site, it is the run's 'privacy.sums-min-count'.
@@ -462,9 +463,10 @@ def _declare(measure: Measure) -> MeasuredFeature:
 
 
 def fingerprint(silo: Silo) -> Mapping[str, str]:
-    """Return the digests that identify a silo's data, by name.
+    """Return the digests of a silo, by which a change of its data is noticed later.
 
-    "schema" maps to a digest of a table's schema, or of the classes and the image size of images.
-    The name of each split maps to a digest of that split's data.
+    The silo already has them, and nothing is computed here. "schema" maps to a digest of a table's
+    schema or, for images, of the classes and the image size. The name of each split maps to a
+    digest of that split's data.
     """
     return {"schema": silo.schema, **silo.fingerprints}

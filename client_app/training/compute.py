@@ -228,9 +228,10 @@ def _device_parts(device: str) -> tuple[str, int]:
 def compute_of(settings: CommonSettings) -> Compute:
     """Choose the device, precision and memory format that the run's settings ask for at this site.
 
-    The choice is that of ``choose_compute``, with one addition. Memory format 'auto' means channels
-    last on a CPU too for the networks 'conv' and 'vgg16-bn'. In other networks PyTorch may fail
-    then.
+    ``choose_compute`` makes the choice, and also sets global state of PyTorch, such as the number
+    of threads. On a CPU, memory format 'auto' means channels last for the networks 'conv' and
+    'vgg16-bn', and contiguous for all others. PyTorch may fail on a CPU if others have channels
+    last.
 
     Raises:
         SettingError: ``choose_compute`` refuses a setting, or 'channels-last' is set on a CPU for

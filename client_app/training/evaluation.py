@@ -84,8 +84,9 @@ def measure(
 ) -> dict[str, float]:
     """Measure a network on ``split``, and return its metrics by name.
 
-    Predictions are the mean over 'train.mc-passes' passes with dropout; 0 means one pass without
-    dropout. The task, such as classification, determines the predictions and the metrics.
+    Predictions are the mean over 'train.mc-passes' passes with dropout. With 0 there is one pass
+    without dropout. The task, such as classification, determines the predictions and the metrics.
+    Its further metrics, such as counts by class, are included only with ``counts_from``.
 
     Args:
         network: placed on the compute device.
@@ -94,11 +95,11 @@ def measure(
         compute: the device and the precision.
         key: values that the random numbers of dropout depend on besides the seed, such as (round,
             site).
-        probe: sees the tokens (the encoder's outputs) of every batch, and its metrics are added;
-            None for no probe.
-        counts_from: the fewest samples behind each of the task's further metrics, such as counts by
-            class; None for no further metrics.
-        task: the task, with the scale of a numeric outcome; None for the task in ``settings``.
+        probe: sees the tokens (the encoder's outputs) of every batch, and its metrics are added.
+            With None there is no probe.
+        counts_from: the fewest samples behind each further metric. With None there are no further
+            metrics.
+        task: the task, with the scale of a numeric outcome. None means the task in ``settings``.
     """
     batches = torch.split(split.inputs, batch_size(split.inputs[:1].numel()))
     task = task or task_of(settings)

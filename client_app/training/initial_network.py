@@ -177,8 +177,9 @@ def _weighted_loss(weights: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
 def set_prior(network: nn.Module, labels: Tensor) -> None:
     """Set an evidential network's prior from the class counts of training labels (n,).
 
-    The prior of a class falls linearly with its share of the labels, so rare classes get a larger
-    prior. A network that is not evidential is not changed.
+    The prior is changed in place. The prior of a class falls linearly with its share of the labels
+    (``skewed_prior``), so a class without labels gets the largest prior. A network that is not
+    evidential is not changed.
 
     Raises:
         SettingError: the network is evidential, but there are fewer than two classes or no labels.

@@ -82,13 +82,16 @@ def memory_shortage(
 
 
 def _describe_gpu(text: str) -> tuple[str, str, float]:
-    """Describe the GPU that an error names, and the processes that hold its memory.
+    """Describe the GPU that an error names, and the processes that hold its memory now.
+
+    Only the GPU's number comes from ``text``. The amounts of memory come from CUDA.
 
     Returns:
         Three values. The first is the GPU, such as "GPU 1", or "GPU 0" if the error names none. The
         second is a text with a leading space, such as " (of 80.0 GiB this process holds 12.0, other
-        processes 60.0)". The third is the share of the GPU, 0 to 1, that other processes hold. If
-        CUDA gives no numbers, the text is "" and the share 0.
+        processes 60.0)". If this process may use only a share of the GPU, the text says so. The
+        third is the share of the GPU, 0 to 1, that other processes hold. If CUDA gives no numbers,
+        the text is "" and the share 0.
     """
     index, match = 0, _GPU.search(text)
     if match:

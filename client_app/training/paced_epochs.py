@@ -38,9 +38,9 @@ class Pacing:
         """Return the sample indices of each step in this round, one tensor (``size``,) per step.
 
         The steps continue in the epoch's ``order`` of samples, after the ``position`` steps already
-        taken. After the last sample of the order, the first sample follows again. A step uses at
-        least two samples, so this happens at a site with fewer than two samples per step of the
-        epoch.
+        taken. After the last sample of the order, the first sample follows again. An epoch runs out
+        of samples before its last step only at a site with few samples, because every step takes
+        at least two.
         """
         # (steps * size,) positions in the epoch's order, wrapped around its end
         places = torch.arange(self.steps * self.size) + self.position * self.size

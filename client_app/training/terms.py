@@ -72,9 +72,9 @@ class StackableLoss:
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of each sample, (batch,), instead of one loss for the batch.
 
-        In a simulation, several sites may train as one batch, and each sample's loss must be kept
-        apart. So each loss that the method's function asks for is a tensor (batch,) instead of a
-        mean.
+        ``function`` is called as for one site, but each loss in its ``Batch`` is a tensor (batch,)
+        and not a mean. In a simulation, several sites may train as one batch. Each site's own mean
+        can then still be computed.
         """
         each = Batch(inputs, labels, self._network.losses, cross_entropies, _keep_each)
         losses: Tensor = self._function(each, *self.parts)
