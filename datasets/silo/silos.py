@@ -283,7 +283,7 @@ class DataSet(ABC):
     def pixel_standardisation(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
         """Return the mean and the standard deviation that standardise the silos' pixels, or None.
 
-        A subclass with such statistics overrides this method. Its ``settings`` may switch them off.
+        A subclass with such statistics overrides this method. The ``settings`` may switch them off.
 
         Returns:
             The mean and the standard deviation of pixels in 0..1, each (channels, 1, 1). None if

@@ -306,10 +306,10 @@ def _nothing_to_compare(split: str, *, too_few: bool) -> SettingError:
 def _explain_hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[str]) -> list[str]:
     """Build sentences that name the metrics hidden at some sites.
 
-    A metric is hidden if it rests on too few samples, would reveal another value that does, or may
-    not be sent at the level of trust. Metrics that are hidden at the same sites share a sentence,
-    which gives the possible reasons. A last sentence names the option ``--no-floor``, which shows
-    all values. If the ``runs`` hide none of ``metrics``, the list is empty.
+    A metric is hidden if it rests on too few samples, would reveal a hidden value, or may not be
+    sent at the level of trust. Metrics that are hidden at the same sites share a sentence, which
+    gives the possible reasons. A last sentence names the option ``--no-floor``, which shows all
+    values. If the ``runs`` hide none of ``metrics``, the list is empty.
     """
     sites_of: dict[str, dict[str, None]] = {}
     for run in runs:
