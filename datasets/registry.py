@@ -275,8 +275,10 @@ def shown_of(summary: Mapping[str, Any]) -> tuple[str, ...]:
 def silo_names(settings: CommonSettings) -> list[str]:
     """Return the names of all silos of a run, or [] if only the sites know the names.
 
-    If the settings name a partition other than 'own', the silos are cut from all samples of the
-    data set. Their names come from the file in 'split.silo-set', or are numbered.
+    With the partition 'own', the data set names its silos, such as hospitals. It may return [] if
+    the samples are only at the sites. Any other partition cuts the silos from all samples of the
+    data set. Their names then come from the file in 'split.silo-set', or are silo-1, silo-2 and so
+    on if that setting is empty.
 
     Raises:
         DataError: the files that name the silos are missing or unusable.

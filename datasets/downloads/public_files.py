@@ -60,13 +60,13 @@ class PublicFiles:
         return f"run 'fedsilo fetch {self.name} --data-dir DIR' (public source: {self.url})"
 
     def data_dir(self, places: Places) -> Path:
-        """Return the data directory that ``places`` names. An error mentions this data set.
+        """Return the data directory that ``places`` names.
 
         The directory need not exist.
 
         Raises:
-            DataError: ``places.data`` is None. Neither the setting 'data.dir' nor the environment
-                variable FEDSILO_DATA is then set.
+            DataError: ``places.data`` is None, because neither the setting 'data.dir' nor the
+                environment variable FEDSILO_DATA names a directory. The error names this data set.
         """
         if places.data is None:
             raise DataError(

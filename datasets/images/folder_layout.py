@@ -146,10 +146,11 @@ def check_class_names(place: Path, names: Sequence[str]) -> None:
 
 
 def check_no_class_folders(folders: Sequence[Path]) -> None:
-    """Check that folders taken for classes are not sites that contain the real class folders.
+    """Check that folders to be read as classes are not the folders of sites (hospitals).
 
-    Folders look like sites if all of them have the same two or more subfolders with images. A
-    single folder passes.
+    Folders look like sites if each has two or more subfolders with images at any depth, and the
+    names of these subfolders are the same in all folders. They are then the real classes. A single
+    folder passes.
 
     Args:
         folders: the folders. The caller ensures that at least one has images directly in it, which

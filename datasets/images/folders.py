@@ -53,9 +53,10 @@ class Image:
 def read_folder(folder: Path) -> dict[str, list[Image]]:
     """List the images of each site in a folder, sorted by part, class and file name.
 
-    Subfolders named 'train', 'val' or 'test' are parts. Subfolders are classes if any of them has
-    images directly in it. In these two layouts all images belong to one site named 'folder'. In any
-    other layout each subfolder is a site. The sites need not have the same classes.
+    Subfolders are parts if all of them are named 'train', 'val' or 'test'. Otherwise all subfolders
+    are classes if at least one has images directly in it. In these two layouts all images belong to
+    one site named 'folder'. In any other layout each subfolder is a site. The sites need not have
+    the same classes.
 
     Raises:
         DataError: the folders match no layout, a name is invalid, a class has no image, or there is
@@ -311,7 +312,7 @@ def _folder_of(site: str, sites: Mapping[str, Sequence[Image]], data: Path) -> P
     """Return a site's folder, which is the first folder below ``data`` in the path of its images.
 
     The site's name is not enough, because special characters may be encoded in the folder's name.
-    If the data directory has no site folders, the result is ``data``.
+    If the only site is 'folder' (``ALONE``), there are no site folders, and the result is ``data``.
 
     Args:
         site: the site's name.

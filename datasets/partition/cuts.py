@@ -206,11 +206,11 @@ def _known_classes(data: DataSet, settings: CommonSettings) -> int | None:
 
 
 def cut_names(settings: CommonSettings) -> list[str]:
-    """Return the names of the silos that a partition cuts from a data set, in order.
+    """Return the names of the silos into which a partition divides a data set, in order.
 
-    The setting 'split.silo-set' may name a set of silos and their links, which then gives the
-    names. Otherwise the names are silo-1, silo-2 and so on, with leading zeros so that all are
-    equally long.
+    If the setting 'split.silo-set' names a set of silos and their links, the result has the names
+    of all silos in the set. Otherwise there are as many names as 'split.silos' says: silo-1, silo-2
+    and so on, with leading zeros so that all are equally long.
 
     Raises:
         SettingError: 'split.silos' is neither its default nor the number of silos in the set.

@@ -126,17 +126,19 @@ def radiograph_header(path: Path) -> ImageHeader:
 
 
 def _read(path: Path, bits: int) -> Grey:
-    """Check and decode a DICOM's picture to (height, width), float32, from 0 (black) to 1 (white).
+    """Check a DICOM file, and decode it to (height, width), float32, from 0 (black) to 1 (white).
 
     The header and the amount of data are checked before the stored values are decoded. The values
     are then converted to the brightness that a viewer shows. A picture in which high values are
-    dark (MONOCHROME1) is inverted. Padding pixels become 0. ``bits`` is the declared number of bits
-    per pixel.
+    dark (MONOCHROME1) is inverted. Padding pixels become 0.
+
+    ``bits`` is the declared number of bits per pixel. The header's stored bits must not exceed it.
+    The header's allocated bits must be 8 if ``bits`` is 8, and 16 otherwise.
 
     Raises:
-        BrokenImageError: the file is missing, is not a grey DICOM with one frame of this depth,
-            cannot be decoded here, or has a rescaling, window or lookup table that cannot be
-            applied.
+        BrokenImageError: the file is missing, is not a grey DICOM with one frame, does not fit
+            ``bits``, cannot be decoded here, or has a rescaling, window or lookup table that cannot
+            be applied.
         Exception: the header is damaged. ``read_dicom`` turns any such error into a
             ``BrokenImageError``.
     """
@@ -206,10 +208,11 @@ def _check_kind(dataset: FileDataset, bits: int) -> None:
 
 
 def _kind_fault(dataset: FileDataset) -> str:
-    """Explain why a DICOM is not a single grey image, or return '' if it is one.
+    """Explain why a DICOM file is not a single grey image, or return '' if it is one.
 
-    The DICOM must have pixel data, and the header values for size, bits and sign. It must have a
-    single frame with a single grey channel.
+    The header must state the height, the width, the allocated and the stored bits per pixel, and
+    whether pixel values have a sign. The file must have pixel data, in a single frame with a single
+    grey channel.
     """
     if "PixelData" not in dataset:
         return "is a DICOM without pixel data"

@@ -130,11 +130,12 @@ def read_masks(index: ImageIndex) -> dict[str, str]:
     """Read from a site's manifest (its list of images) which images have a mask.
 
     The manifest is the file ``index.where``. Images whose cell in the column 'mask' is empty are
-    left out. Whether the files exist is not checked.
+    left out. A missing image or mask is not an error.
 
     Returns:
         Image -> its mask, both relative to ``index.folder``. If a file exists only under another
-        Unicode form of its name (NFC or NFD), the result has that form.
+        Unicode form of its name (NFC or NFD), the result has that form. The name of a missing file
+        stays as it is.
 
     Raises:
         DataError: the manifest cannot be read, or a mask is outside the data directory.

@@ -60,8 +60,9 @@ def has_mask_folders(folder: Path) -> bool:
     ``images`` and ``masks``. Not all three need exist.
 
     Raises:
-        DataError: a folder cannot be read, or its subfolders look like parts of a split, but are
-            not all named train, val or test.
+        DataError: a folder cannot be read. The error is also raised if the folder lacks ``images``
+            or ``masks``, a subfolder's name is one that data sets use for a part, such as 'train'
+            or 'Training', and not all subfolders are named train, val or test.
     """
     names = {inner.name for inner in subfolders(folder)}
     if {IMAGES, MASKS} <= names:

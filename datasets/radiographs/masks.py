@@ -155,10 +155,12 @@ class MaskImages(DeepManifests, MaskedDataSet):
         """Tell whether any site on this machine has images in the part 'val'.
 
         The parts come from the site's manifest (its list of images), or from its folders named
-        train, val and test. Images that 'split.sample-share' leaves out do not count.
+        train, val and test. A site is skipped if its manifest or folder is not in the data
+        directory, which ``places`` names. Images that the setting 'split.sample-share' leaves out
+        do not count.
 
         Raises:
-            DataError: ``masks.yaml`` is invalid, or a site's manifest or folder is.
+            DataError: ``masks.yaml`` is invalid, or a site's manifest or folder is invalid.
         """
         folder = self.files_folder(places)
         for site, listing in self.declaration(places).sites.items():
@@ -189,12 +191,12 @@ class MaskImages(DeepManifests, MaskedDataSet):
         return channels + bool(index.masks)
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return a function that decodes an image by name to uint8 (channels, size, size).
+        """Return a function that maps an image's name to its pixels, uint8 (channels, size, size).
 
-        The image is grey, or has three channels if ``masks.yaml`` declares colour. If ``index`` has
-        masks, a last channel has the class index of each pixel. The central square of image and
-        mask is resized, the mask by taking the nearest pixel. The function raises
-        ``BrokenImageError`` if either is unusable.
+        There is one grey channel, or three channels if ``masks.yaml`` declares colour. If ``index``
+        has masks, a last channel has the class index of each pixel. Image and mask are cut to their
+        central square and resized, the mask by taking the nearest pixel. The function raises
+        ``BrokenImageError`` if the image or its mask is unusable.
 
         Raises:
             DataError: ``masks.yaml`` is invalid.

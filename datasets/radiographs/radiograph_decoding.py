@@ -133,9 +133,9 @@ def fit_square(picture: Grey, size: int) -> Grey:
 
 
 def resize(picture: Grey, height: int, width: int) -> Grey:
-    """Resize ``picture`` bilinearly, with antialiasing, to (height, width), float32.
+    """Resize ``picture`` bilinearly, with antialiasing, to a float32 array (height, width).
 
-    The proportions may change.
+    The aspect ratio may change. Values are averaged but not scaled, so 0..1 stays 0..1.
     """
     from PIL import Image
     from PIL.Image import Resampling
@@ -148,12 +148,14 @@ def resize(picture: Grey, height: int, width: int) -> Grey:
 def as_rendered(picture: Grey, profile: Profile | None, *key: str | int) -> npt.NDArray[np.int16]:
     """Convert a picture to int16 (1, height, width), as one vendor's X-ray machine would render it.
 
-    Brightness 0..1 becomes -32768..32767, rounded to whole numbers.
+    A profile first blurs the picture, then adds noise, and then applies its tone curve. At the end
+    brightness 0..1 becomes -32768..32767, rounded to whole numbers. Brightness outside 0..1 is
+    clipped.
 
     Args:
         picture: brightness from 0 to 1, (height, width).
-        profile: the blur, noise and tone curve of the vendor's machines. None leaves the picture as
-            it is.
+        profile: the blur, noise and tone curve of the vendor's machines. With None, the picture is
+            only converted to int16.
         key: what identifies the image, such as its file name. It seeds the noise, so the same image
             always gets the same noise.
     """

@@ -54,8 +54,8 @@ CIFAR100 = Layout("cifar100", ("train",), "test", 2, "fine_labels", 100)
 def list_batches(layout: Layout, folder: Path) -> Facts:
     """List the batch files of a CIFAR set in ``folder``, either all binary or all Python pickles.
 
-    If there is a binary training batch, binary files are listed, and otherwise pickles. ``layout``
-    has the file names of the data set's batches.
+    The binary files are listed if at least one binary training batch exists. Otherwise the pickles
+    are listed. ``layout`` has the names of the data set's files.
 
     Returns:
         [name, size in bytes, modification time in ns] of each training batch, and then of the test

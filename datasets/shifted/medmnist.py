@@ -67,15 +67,16 @@ def read_parts(
         path: the file.
         classes: number of classes.
         colour: whether images have three channels. If false, they are grey.
-        most: largest allowed size of an array in bytes.
+        most: the largest allowed size of an array of images in bytes. An array of labels may have
+            at most 16 MiB, and no more than ``most`` either.
 
     Returns:
         'train', 'val' and 'test' -> images (n, 28, 28) or (n, 28, 28, 3), uint8, and labels (n,),
         int64.
 
     Raises:
-        DataError: the file is damaged, or an array is missing, has more than ``most`` bytes, is not
-            of the described type and shape, or has a label out of range.
+        DataError: the file is damaged, or an array is missing, is larger than allowed, is not of
+            the described type and shape, or has a label out of range.
     """
     arrays = read_arrays(path, [f"{part}_images" for part in SPLITS], most)
     arrays |= read_arrays(path, [f"{part}_labels" for part in SPLITS], min(most, _MOST_LABELS))

@@ -43,8 +43,9 @@ _MAKER = 3  # raise it when the same settings make other arrays, so that no old 
 def distributions(silos: int) -> list[str]:
     """Return the distribution of each silo, which decides how its images are shifted.
 
-    "D1" leaves images unchanged. "D2" and "D3" rotate them by different angles. The order is that
-    of the UEFL paper for five and nine silos:
+    "D1" leaves images unchanged. "D2" rotates them by 50 degrees clockwise. "D3" rotates them by
+    120 degrees counter-clockwise, and adds noise in some data sets. For five and nine silos, the
+    order is that of the paper on the method UEFL:
 
     - Nine silos: D1, D1, D1, D2, D2, D2, D3, D3, D3.
     - Five silos: D1, D1, D1, D2, D3.

@@ -45,10 +45,11 @@ class _Sign:
 
 
 def list_signs(folder: Path) -> Facts:
-    """List the CSV files and image folders of the traffic signs, to notice later if they change.
+    """List the CSV files and image folders of the traffic signs, so that changes can be detected.
 
-    Each training class has a CSV file and an image folder. The test images have a folder, and a CSV
-    file in one of the two places of ``_TEST_CSVS``. Missing files and folders are left out. A
+    Each training class has an image folder, and a CSV file with its labels. A class without a
+    folder is left out together with its CSV file. The test images have a folder, and a CSV file in
+    one of the two places of ``_TEST_CSVS``. Other missing files and folders are left out too. A
     folder's modification time changes if images are added or removed, but not if an image is
     overwritten.
 

@@ -281,11 +281,14 @@ class DataSet(ABC):
         raise DataError(f"data set '{self.name}' is a table: give rows of it by --table")
 
     def pixel_standardisation(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
-        """Return mean and standard deviation that standardise the silos' pixels, or None.
+        """Return the mean and the standard deviation that standardise the silos' pixels, or None.
+
+        A subclass with such statistics overrides this method. The ``settings`` may switch them off.
 
         Returns:
-            Mean and standard deviation of pixels in 0..1, (channels, 1, 1) each. None if the silos'
-            pixels are not standardised, as in this base class. The network then scales them.
+            The mean and the standard deviation of pixels in 0..1, each (channels, 1, 1). None if
+            pixels are not standardised, as always in this base class. The network then scales
+            pixels without such statistics.
         """
         return None
 

@@ -76,10 +76,11 @@ class DermoscopyPhantom(PhantomDataSet):
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
         """Draw a skin lesion, uint8 (3, size, size), with the look of the site's camera.
 
-        ``number`` is the image's index at the site, from 0. It decides which lesion is shown, and
-        its diagnosis. Images of one lesion have the same colour and texture, but differ in noise
-        and in the lesion's place and size. If 'data.colour-constancy' is set, ``shades_of_grey``
-        removes the colour of the light.
+        ``number`` is the image's index at the site, from 0. It is looked up in a fixed sequence of
+        the site's diagnoses and lesions. Images of one lesion have the same colour and texture, but
+        differ in noise and in the lesion's place and size. The random seeds come from the site, the
+        lesion and ``number``, not from the run's seed. If 'data.colour-constancy' is set,
+        ``shades_of_grey`` removes the colour of the light.
         """
         kind, lesion, view = self.generators(site, number)
         colour, lobes, mottled = _LESIONS[DIAGNOSES[kind]]

@@ -69,15 +69,17 @@ class Heart(TableDataSet):
         return _schema().model_copy(update={"columns": columns})
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Read the UCI file of a site, and check its MD5.
+        """Read the UCI file of a site from the data directory in ``places``, and check its MD5.
 
-        ``schema.sites`` has the file's name.
+        ``schema.sites`` maps each site to the name of its file.
 
         Returns:
-            The file's lines, as (line number, cells), and its path as text, for errors.
+            All lines of the file that are not empty, as (line number, cells), and the file's path
+            as text, for errors.
 
         Raises:
-            DataError: the file is missing, or its MD5 is not the published one.
+            DataError: no data directory is named, the file is missing, or its MD5 is not the
+                published one.
         """
         name, published = schema.sites[site], self.licence
         path = published.find(places, [name]) / name

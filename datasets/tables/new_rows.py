@@ -48,10 +48,11 @@ def parse_new_rows(
 ) -> NewRows:
     """Read a table of new patients by the schema of the training data, for predictions.
 
-    The label's column may be missing. The first line is a header if the schema has one, if
-    ``id_column`` is given, or if a cell names a column of the features. With a header, columns may
-    be in any order, and unknown ones are skipped. Without one, they must be in the schema's order.
-    An empty cell is always a missing value.
+    The label's column may be missing. An empty cell is always a missing value.
+
+    The first line is a header if the schema has one, if ``id_column`` is given, or if a cell names
+    a column of the features. With a header, columns may be in any order, and unknown ones are
+    skipped. Without a header, columns must be in the schema's order.
 
     Args:
         lines: the table's lines.
@@ -61,7 +62,8 @@ def parse_new_rows(
 
     Returns:
         The readable rows, and in ``faults`` the reason for each row that cannot be read, by line
-        number.
+        number. ``unread`` is the number of unknown columns. ``imputed`` is the number of missing
+        values in the readable rows, by column.
 
     Raises:
         DataError: a needed column is missing or named twice, or the table has no rows.

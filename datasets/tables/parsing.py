@@ -58,7 +58,9 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
     - A value of a feature's column is missing, and the schema's 'policy' is 'drop'.
     - A value is out of range, and the schema's 'out-of-range' is 'drop'.
 
-    An invalid cell is an error in any row with a label, even if the row is left out.
+    If 'policy' is 'impute', a missing value becomes NaN. If 'out-of-range' is 'keep', a value out
+    of range stays as it is. An invalid cell is an error in any row with a label, even if the row is
+    left out.
 
     Args:
         lines: the table's lines.

@@ -58,10 +58,10 @@ class TableDataSet(DataSet):
         return list(self.schema(places).sites)
 
     def column_words(self, settings: CommonSettings) -> Mapping[str, ColumnWords]:
-        """Return the titles and level names that people see, by column.
+        """Return each column's words for people: its title with the unit, and its levels' names.
 
-        The title of a column includes its unit. The mapping is empty if the schema is not on this
-        machine or cannot be read.
+        A level is one of the values of a categorical column. A level without a name is left out.
+        The mapping is empty if the schema is not on this machine or cannot be read.
         """
         try:
             schema = self.schema(find_places(settings.data_dir, settings.cache_dir))
@@ -275,12 +275,14 @@ class OwnTables(TableDataSet):
         return read_schema(self._folder(places) / SCHEMA_FILE)
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Read the site's CSV, Excel or Parquet file, and return its lines with its path.
+        """Read the site's CSV, Excel or Parquet file, and return its lines and the file's path.
 
-        ``schema`` has the file's name and a CSV file's delimiter.
+        The file is in the data directory that ``places`` names. ``schema`` has the file's name
+        there and a CSV file's delimiter.
 
         Raises:
-            DataError: the file is missing, damaged, or larger than allowed when unpacked.
+            DataError: no data directory is named, or the file is missing, damaged, or larger than
+                allowed when unpacked.
             SettingError: the package that reads this format is not installed.
         """
         path = self._folder(places) / schema.sites[site]

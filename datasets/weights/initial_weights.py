@@ -247,8 +247,9 @@ def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, 
 def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
     """Rename the arrays of published ViTs, such as SAM's or CLIP's, to timm's names.
 
-    - Some files have a prefix such as 'image_encoder.' before 'blocks.'. It is removed from all
-      names that begin with it. If several prefixes of ``_PREFIXES`` fit, the first is removed.
+    - Some files have a prefix such as 'image_encoder.' before 'blocks.'. The first prefix in
+      ``_PREFIXES`` that stands before 'blocks.' in some name is removed from all names that begin
+      with it.
     - SAM's names for the layers of an MLP become timm's (``_RENAMED``).
 
     Other names do not change.

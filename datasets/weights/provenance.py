@@ -27,12 +27,13 @@ PARTITION = frozenset(keys_with(CommonSettings, "partition"))
 
 
 def provenance_of(settings: CommonSettings) -> dict[str, Value]:
-    """Return the settings that decide which images of a data set are test images, by key.
+    """Map the key of each setting that decides which images are test images to its value.
 
-    Two runs on one data set with equal values have the same test images. The settings are those
-    that the data set reads, except those that change only the pixels, the files or the validation
-    part. If the data set reads 'split.silos', the settings of the partition are added. In other
-    data sets the partition does not change the test part.
+    Two runs on one data set with equal results have the same test images. The result has all
+    settings that the data set reads, except those in ``_SAME_TEST``. The exceptions, such as
+    'data.dir', change only the pixels, the places of files or the validation part. If the data set
+    reads 'split.silos', the settings of the partition are added. In other data sets the partition
+    does not change the test part.
     """
     keys = data_set(settings.dataset).settings - _SAME_TEST
     if "split.silos" in keys:
@@ -44,8 +45,9 @@ def provenance_of(settings: CommonSettings) -> dict[str, Value]:
 def refuse_other_provenance(here: CommonSettings, there: CommonSettings, what: str) -> None:
     """Check that the weights of one run were not trained on test images of this run.
 
-    The check passes if the data sets differ. Otherwise all settings of ``provenance_of`` must be
-    equal, because both runs then have the same test images.
+    The check passes if the data sets differ, because different data sets share no images. On one
+    data set, all settings that ``provenance_of`` returns must be equal in both runs. The two runs
+    then have the same test images.
 
     Args:
         here: the settings of this run, which tests.

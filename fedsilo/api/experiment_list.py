@@ -342,14 +342,16 @@ def check_experiments(path: Path) -> dict[str, str]:
     """Check the settings and resources of every experiment of a simulation file.
 
     The experiments are planned but not started, and their data are not read. Resources are the
-    cores and GPUs that an experiment asks for. Plugins that the experiments name are executed, as
-    in a run.
+    cores and GPUs that an experiment asks for. Their names and ranges are checked, but not whether
+    this machine has as many. Plugins that the experiments name are executed, as in a run.
 
     Returns:
-        Name of each experiment -> the error that would stop its run. "" if it can run.
+        Name of each experiment -> the error that would stop its run, or "" if there is none.
 
     Raises:
-        SettingError: the file is missing or is not valid YAML, or a name or a matrix is wrong.
+        SettingError: the file is missing, is not valid YAML or has no experiments, a name is
+            invalid or repeated, or a matrix is invalid. A matrix is the part of an entry that makes
+            several experiments from it.
     """
     # Imported here, because planning imports PyTorch and a list needs no planning
     from fedsilo.core.arguments import RunSources

@@ -174,7 +174,8 @@ def settings(
     """List the settings in groups, with default and range.
 
     Args:
-        word: the name of a group, or a text to find in keys and help. Empty for all settings.
+        word: the name of a group, or a word to find in the names and descriptions of settings.
+            Empty for all settings.
         pyproject: instead of the list, yield the section of pyproject.toml from which Flower reads
             the defaults. ``word`` is then ignored.
 
@@ -182,7 +183,7 @@ def settings(
         The lines of the list or of the section.
 
     Raises:
-        SettingError: no setting has the word in its key or help.
+        SettingError: nothing matches ``word``, not even the former name of a setting.
     """
     from fedsilo.api.listed_settings import list_settings, project_lines
 

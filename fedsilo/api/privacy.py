@@ -93,8 +93,8 @@ def _plan_site(
         count: the number of training samples of the site.
         budgets: the epsilons to plan for.
         delta: the delta of all budgets.
-        counts_noise: the noise of the site's sample counts. 0 for a noise that costs a quarter of
-            the budget.
+        counts_noise: the noise of the site's sample counts. With 0, each budget gets the noise with
+            which releasing the counts costs a quarter of the budget.
     """
     from fedsilo.models.privacy.accountant import counts_noise_for, noise_for
 

@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 def new(project: Annotated[AnyPath, "the folder to create"]) -> Iterator[str]:
     """Make a folder for the user's own experiments.
 
-    The new folder gets a simulation file, an example of a network, and a README with commands that
-    run unchanged. The folder may already exist if it is empty.
+    The folder gets ``simulation.yaml`` with experiments, ``network.py`` with an example of a
+    network, and ``README.md`` with commands that run unchanged. The folder may already exist if it
+    is empty.
 
     Yields:
         The path of each file in the new folder. The last line is the command to run next.

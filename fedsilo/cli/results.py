@@ -62,9 +62,10 @@ def watch(
 ) -> None:
     """Show the progress of runs: print one line, serve web pages, or redraw the terminal.
 
-    With ``once``, a line with the present progress is printed. With ``port``, pages are served
-    until Ctrl-C. Otherwise the terminal is redrawn until Ctrl-C. If a single run is shown, the
-    display also stops at the end of the run. Ctrl-C stops only the display.
+    ``look`` reads the present progress at each update. With ``once``, a line with the progress is
+    printed. With ``port``, pages are served until Ctrl-C, even after the end of a run. Otherwise
+    the terminal is redrawn until Ctrl-C, or until the end of the run if a single run is shown.
+    Ctrl-C does not stop the runs.
 
     Raises:
         SettingError: both ``once`` and ``port`` are given, or ``address`` without ``port``.

@@ -210,8 +210,12 @@ class Budgets:
     def with_costs(self, runs: Mapping[str, Sequence[FinishedRun]]) -> Budgets:
         """Return a copy in which each budget has the mean costs of its experiment's finished runs.
 
+        The costs are the optimiser steps, samples, bytes and seconds. Each budget also gets a list
+        of its runs' numbers of finished rounds.
+
         Args:
-            runs: the name of each experiment -> its finished runs, one per seed.
+            runs: the name of each experiment -> its finished runs, one per seed. Every experiment
+                with a budget needs at least one.
         """
         budgets = {}
         for name, budget in self.of.items():
@@ -219,12 +223,13 @@ class Budgets:
         return Budgets(budgets)
 
     def with_rounds(self, rounds: Mapping[str, Sequence[int]]) -> Budgets:
-        """Return a copy in which each budget has the finished rounds of its experiment's runs.
+        """Return a copy in which each budget lists the number of finished rounds of each run.
 
         Everything else in the budgets stays as it is.
 
         Args:
-            rounds: the name of each experiment -> the number of finished rounds of each run.
+            rounds: the name of each experiment -> the number of finished rounds of each run. Every
+                experiment with a budget must be named.
         """
         budgets = {}
         for name, budget in self.of.items():

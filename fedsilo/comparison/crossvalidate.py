@@ -213,8 +213,8 @@ def metric_intervals(
 
     The intervals are 95 % corrected resampled t intervals over the runs, clipped to the range of
     the metric. A metric may be undefined at a site in some runs, such as AUC with one class. Then
-    the site's interval is over its other runs, and the mean over sites leaves the site out. The
-    metric "pooled-balanced-accuracy" has a single interval.
+    the site's interval is over its other runs, and the site is left out of the mean over sites in
+    all experiments. The metric "pooled-balanced-accuracy" has a single interval.
 
     Args:
         summaries: experiment -> the summaries of its runs.
@@ -223,7 +223,9 @@ def metric_intervals(
 
     Returns:
         A table with the columns ``experiment``, ``compared_with`` (always empty), ``group``,
-        ``metric``, ``mean``, ``low``, ``high``, ``p`` and ``runs``.
+        ``metric``, ``mean``, ``low``, ``high``, ``p`` and ``runs``. ``group`` is a site's name, or
+        "all" for the mean over sites and for the pooled metric. ``p`` is the p value of the test
+        that the mean is 0. ``low``, ``high`` and ``p`` are NaN for a single run.
     """
     records = []
     for name, metric in product(summaries, metrics):

@@ -321,8 +321,9 @@ def _tests_table(test: Tested, split: str) -> str:
     """Build the LaTeX table of one metric's p values, with a cell for each pair of experiments.
 
     The cells form a triangle, because each pair occurs once. The caption names ``split``, which is
-    ``test`` or ``val``. It gives the result of the ANOVA over all experiments, and says which
-    t-test compares the pairs. If p values are missing, the caption has the reasons.
+    ``test`` or ``val``, and states the result of the ANOVA over all experiments. It says that the
+    pairs are compared by two-sided t-tests with Bonferroni's correction, and whether these are
+    paired by seed. For each pair without a p value, the caption states the reason.
     """
     columns, *rows = test.lines()
     caption = [f"{test.heading(split)}.", f"Below, {test.kind()}."]

@@ -274,11 +274,11 @@ def compare_runs(
 
 
 def _have_one_split(jobs: Sequence[Job]) -> bool | None:
-    """Tell whether all seeds of an experiment have the same sites and samples in each split.
+    """Tell whether, in each experiment, all seeds have the same sites and samples in each split.
 
-    Each experiment is checked by itself, because two experiments may have different data. The
-    result is True only if it holds for all experiments. It is None if a site in any run did not
-    send the fingerprints (hashes) of its samples.
+    Experiments are not compared with each other, because they may have different data. The result
+    is True only if every experiment passes. If a site in any run did not send the fingerprints
+    (hashes) of its samples, the result is None, even if other splits differ.
     """
     answers = [same_split(runs) for runs in runs_of(jobs).values()]
     if None in answers:
@@ -304,11 +304,12 @@ def _nothing_to_compare(split: str, *, too_few: bool) -> SettingError:
 
 
 def _explain_hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[str]) -> list[str]:
-    """Build sentences on the metrics that are hidden at some sites.
+    """Build sentences that name the metrics hidden at some sites.
 
-    A metric is hidden if it rests on too few samples, for example. Metrics that are hidden at the
-    same sites share a sentence, which gives the reason. A last sentence names the option that shows
-    all values. If the ``runs`` hide none of ``metrics``, the list is empty.
+    A metric is hidden if it rests on too few samples, would reveal a hidden value, or may not be
+    sent at the level of trust. Metrics that are hidden at the same sites share a sentence, which
+    gives the possible reasons. A last sentence names the option ``--no-floor``, which shows all
+    values. If the ``runs`` hide none of ``metrics``, the list is empty.
     """
     sites_of: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -423,13 +424,14 @@ def refuse_without(split: str, jobs: Sequence[Job], no_floor: bool = False) -> N
 
 
 def refuse_one_split(jobs: Sequence[Job]) -> None:
-    """Check that the seeds of an experiment have different splits, which ``--splits`` asks for.
+    """Check that seeds 0 and 1 of an experiment have different splits, as ``--splits`` demands.
 
-    For each experiment, only the splits of seeds 0 and 1 are compared. If the data are not on this
-    machine, nothing can be checked and no error is raised.
+    ``jobs`` must be ordered by experiment and then by seed, because only neighbouring jobs are
+    compared. Other seeds are not checked. If the data are not on this machine, nothing can be
+    checked and no error is raised.
 
     Raises:
-        SettingError: the splits of an experiment's seeds 0 and 1 are the same.
+        SettingError: seeds 0 and 1 of an experiment have the same split.
     """
     for one, other in itertools.pairwise(job.settings.common for job in jobs):
         if (one.seed, other.seed) != (0, 1):
