@@ -228,7 +228,7 @@ class SecureAsk(Ask):
 
 
 def _find_fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
-    """Explain why a reply's record of secure aggregation is unusable; None if it is usable.
+    """Explain why a record of secure aggregation is unusable, or return None if it is usable.
 
     The record must be of this round. The round has four phases of secure aggregation, in this
     order. Each has a further check:
