@@ -62,8 +62,10 @@ def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Track
 
     The tracker is a generator. The first call of ``next`` writes the settings, as a Markdown table.
     After that, ``send`` takes a list of (name, round, value), which is written immediately. Closing
-    the tracker closes the files. TensorBoard hides older events in the same folder, but their files
-    stay. ``resumed`` is not used.
+    the tracker closes the files.
+
+    A resumed run sends all its values again. TensorBoard is therefore told to hide the older events
+    in the same folder, but their files stay. Every run does so, and ``resumed`` is not used.
     """
     from torch.utils.tensorboard import SummaryWriter
 

@@ -127,13 +127,15 @@ def check_weights(plan: Plan) -> Problem:
 
 
 def check_cut(plan: Plan) -> Problem:
-    """Check that splitting the images into silos leaves no silo empty, and return None.
+    """Check that splitting the images into silos leaves no silo empty.
 
     A silo is the data of one simulated site. Without this check, every site would later report the
-    same error. If fedsilo does not split the data set's images at random, nothing is checked.
+    same error. If fedsilo does not split the data set's images at random, nothing is checked. The
+    function raises its errors, so the result is always None.
 
     Raises:
-        FedsiloError: a silo would be empty, or the data cannot be split as the settings say.
+        FedsiloError: a silo would be empty, the data are missing or unusable, or the settings ask
+            for a split that these data do not allow.
     """
     cut_of(plan.common)
     return None
@@ -257,11 +259,15 @@ class Beginning:
 
 
 def check_site_count(beginning: Beginning) -> Problem:
-    """Check that enough sites take part for the run's settings, and return None.
+    """Check that enough sites take part for the run's settings.
+
+    Each round asks 'server.sites-per-round' sites, or all if that is 0. The function raises its
+    errors, so the result is always None.
 
     Raises:
-        SettingError: there are fewer sites than 'server.sites-per-round', or each round asks too
-            few sites for 'server.aggregation' or for secure aggregation.
+        SettingError: fewer sites take part than 'server.sites-per-round', or each round asks too
+            few sites. 'server.aggregation' "trimmed" needs 3 and "multikrum" 5. Secure aggregation
+            needs 3, and a number that fits 'secure.threshold'.
     """
     refuse_site_count(beginning.common, len(beginning.participants.sites()))
     return None
@@ -384,9 +390,10 @@ def missing_silos(participants: Participants, common: CommonSettings) -> Iterato
 def _known_silos(common: CommonSettings, participants: Participants) -> list[str]:
     """Return the names of all silos, or an empty list if the server cannot know the names.
 
-    A silo is a site's part of the data set, which lists the names of its silos. If only real
-    hospitals know how many silos exist, the sorted names in the operator's registry are returned
-    instead. The list is empty if there is no registry then, or if the names cannot be read.
+    A silo is one site's part of the data set, and the data set lists the silos' names. If the sites
+    are real hospitals and this machine cannot find out how many silos exist, the site names in the
+    operator's registry are returned instead, sorted. The list is empty if that registry does not
+    exist, or if the data set's list cannot be read.
     """
     if silo_count(common) is None and not participants.are_simulated():
         registry = participants.terms.registry
@@ -451,10 +458,11 @@ def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[st
 
     For each site, these properties are reported in this order:
 
-    - unusual training labels. The task decides, and classification reports a single class,
+    - training labels that the task calls unusual, such as a single class in classification,
     - no test samples,
     - splits on which the site withholds its metrics,
-    - left-out samples.
+    - samples that are left out: files missing or damaged, or a table's values missing or out of
+      range.
 
     If no site has test samples, the first line of all says so. The lines of single sites on test
     samples are then left out.

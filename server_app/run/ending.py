@@ -363,17 +363,18 @@ def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
 def evidence_document(values: summaries.Values) -> dict[str, Any]:
     """Build evidence.json, which counts the test predictions of evidential networks in bins.
 
-    A bin has the predictions whose score is in one of ten ranges from 0 to 1. The family
+    A bin has the predictions whose score is in one of ten ranges from 0 to 1. The sites have
+    counted them. ``values`` has the counts as metrics such as ``reliability.0.count``. The family
     "reliability" has bins of the largest class probability. The family "certainty" has bins of the
-    vacuity, which is high if the network has little evidence. Sites without bins and families
-    without sites are left out, so the document may be empty.
+    vacuity, which is high if the network has little evidence. A family has only the sites with bins
+    in it. A family without any site is left out, so the document may be empty.
 
     Args:
         values: site -> metric -> value, on the test samples.
 
     Returns:
-        Family -> site -> number of the bin -> "count" (predictions), "right" (right ones among
-        them) and "mean" (their mean score).
+        Family -> site -> number of the bin -> "count" (all predictions in the bin), "right" (how
+        many of them are correct) and "mean" (the mean score of all).
     """
     document: dict[str, Any] = {}
     for family in (metric_names.RELIABILITY, metric_names.CERTAINTY):

@@ -60,13 +60,16 @@ def unlike_columns_document(
 ) -> list[dict[str, str]]:
     """Build the entry 'unlike-columns' of summary.json: columns whose unit may differ at one site.
 
-    The mean of such a column at the site is far from the other sites' means. The means themselves
-    are left out, because reports show this entry, and a mean of few values could reveal a count.
+    The mean of such a column at the site differs from the other sites' means by a factor of five or
+    more, or a known change of unit explains the difference. ``find_unlike_columns`` has further
+    conditions. The means themselves are left out, because reports show this entry, and a mean of
+    few values could reveal a count.
 
     Returns:
         One mapping per column and site, or an empty list. The keys are:
 
-        - "column" and "title": the column's name, and its name for readers,
+        - "column": the column's name in the data,
+        - "title": the column's name for readers,
         - "site": the name of the site,
         - "relation": how the means differ, in words,
         - "question": what the site should check.
@@ -82,9 +85,11 @@ def unlike_columns_document(
 def unlike_columns(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line for each column and site where the mean is far from the other sites' means.
 
-    The first ten are described. If there are more, an eleventh line gives the number of the
-    remaining ones. Nothing is yielded unless the level of trust is 'server', because the server
-    does not know the means otherwise.
+    A mean is far if it differs by a factor of five or more, or if a known change of unit explains
+    the difference. ``find_unlike_columns`` has further conditions. The first ten means are
+    described. If there are more, an eleventh line gives the number of the remaining ones. Nothing
+    is yielded unless the level of trust is 'server', because the server does not know the means
+    otherwise.
     """
     found = find_unlike_columns(participants, common)
     shown = found[:_SHOWN]

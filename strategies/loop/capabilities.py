@@ -81,7 +81,8 @@ class Capabilities:
     def _message_faults(self, common: CommonSettings) -> Iterator[str]:
         """Yield one error text if updates are compressed but the method does not average updates.
 
-        The field ``updates`` tells whether it does.
+        Updates are compressed unless 'server.wire-precision' and 'server.wire-down' are both
+        'fp32'. The field ``updates`` is true for a method that averages updates.
         """
         method = f"method '{common.method}'"
         if common.compresses() and not self.updates:

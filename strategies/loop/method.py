@@ -270,9 +270,10 @@ class Method(ABC):
     def share(self, replies: Replies) -> float:
         """Return the replying sites' share of the training samples of all sites, from 0 to 1.
 
-        A number in the file 'run.site-weights' replaces the number that a site reported. A site
-        without any number counts as one sample. If f of n sites in a secure sum could not answer,
-        the server does not know which. The share is then multiplied by 1 - f / n.
+        A site counts with the number of training samples that it reported. A number in the file
+        'run.site-weights' replaces this number. A site with neither counts as one sample. In a
+        secure sum, f of the n sites in ``replies`` could not answer, and the server learns only the
+        number f (``replies.failed``). The share is then multiplied by 1 - f / n.
         """
         every: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -311,9 +312,12 @@ class Method(ABC):
     def leaves(self) -> list[str]:
         """Return sentences for ``privacy.json`` about all data that leave a site.
 
-        The first sentence is about sums over table features, if sites send them before round 1. The
-        sentences of ``disclosures`` follow. The last sentence is about the rounding of updates, if
-        'server.wire-precision' or 'server.wire-down' asks for it.
+        They come in this order:
+
+        - a sentence about sums over a table's features, if sites send such sums before round 1,
+        - the sentences of ``disclosures`` about the data that the method's sites send,
+        - a sentence about the rounding of updates, unless 'server.wire-precision' and
+          'server.wire-down' are both 'fp32'.
         """
         sentences = [*self.participants.leaves(), *self.disclosures().leaves]
         compression = compression_of(self.common)

@@ -134,10 +134,12 @@ class Round(Ask):
     def measure_updates(self, after: Arrays) -> None:
         """Measure each site's updates of the round, and tell the hooks the norms and cosines.
 
-        A cosine compares an update with the change of the model in the same phase. The last phase
-        changes the model to ``after``. An earlier phase changes it to the arrays that the next
-        phase sends. Only phases whose question has a ``reference``, the arrays to start from, are
-        measured.
+        A round has one or more phases, each with one question to sites. An update is a site's reply
+        minus the arrays from which it started, the question's ``reference``. A phase without
+        ``reference`` is skipped. The norm is the length of the update. The cosine compares the
+        update with the change of the model in the same phase. The last phase changes the model to
+        ``after``. An earlier phase changes it to the arrays that the next phase sent. The hooks'
+        ``updates_measured`` is called for one phase at a time, the last phase first.
 
         Args:
             after: the model's arrays by name after the round.
@@ -197,9 +199,11 @@ class Round(Ask):
     def _exchange(self, question: Question) -> dict[str, Reply]:
         """Send a question to its sites, wait for the replies, and return those that can be decoded.
 
-        A site without such a reply raises no error. Its reason is stored in ``failed``: the error
-        that it sent, the fault in its reply, or "no answer in time". ``kinds`` gets the kind of
-        failure, such as "no-answer", if the site sent an error or no reply.
+        The wait ends when each site has replied or is lost, at the latest after ``timeout``
+        seconds. A site whose reply is missing or cannot be decoded raises no error. Its reason is
+        stored in ``failed``: the error that it sent, the fault in its reply, or "no answer in
+        time". ``kinds`` gets the kind of failure, such as "no-answer", if the site sent an error or
+        no reply. The hooks ``phase_started``, ``sites_away`` and ``reply_came`` are called.
 
         Returns:
             The replies by site, in the order in which they arrived. Their content is not checked
@@ -325,13 +329,18 @@ class Round(Ask):
     def _find_fault(self, question: Question, reply: Reply) -> str | None:
         """Explain in one line why a decoded reply is unusable, or return None if it is usable.
 
-        The first fault is returned. A usable reply passes these checks:
+        The setting 'trust' says whom a site trusts: the server with its own numbers ("server"), the
+        server with sums over sites ("sums"), or "nobody". The checks run in this order, and the
+        first fault is returned:
 
-        - All metrics that the question requires are present. Unless trust is 'sums', so are the
-          number of samples and the phase's metrics. At trust 'server', so are time and memory.
-        - Each metric has a possible value (``metric_fault``) and a valid name (``names_fault``).
-        - Unless trust is 'sums', the number of training samples is above 0, and the same as in the
-          site's description of itself.
+        - All required metrics are present. These are the metrics in ``question.metrics``. Unless
+          'trust' is "sums", they are also the number of samples and the losses and other
+          measurements of the phase (``_needed_metrics``). At trust "server", they are also time
+          and memory.
+        - Each metric has a possible value (``metric_fault``).
+        - Each metric has a valid name (``names_fault``).
+        - Unless 'trust' is "sums", the number of training samples is above 0, and the same as in
+          the site's description of itself.
         - The method's check ``question.fault`` and the hooks' ``objection`` return None.
         """
         facts, metrics = self.method.participants.facts, reply.metrics
@@ -385,9 +394,9 @@ class Round(Ask):
     def _refuse_too_few(self, question: Question, answered: int) -> None:
         """Check that at least 'run.min-sites' replies are usable.
 
-        If the setting is 0 or above the number of asked sites, all of these must reply. In the
-        final evaluation, a site whose differential privacy budget (epsilon) is spent need not
-        reply.
+        If the setting is 0, or larger than the number of asked sites, each asked site must reply.
+        In the final evaluation, a site whose differential privacy budget (epsilon) is spent does
+        not count as asked. A setting that is small enough for the remaining sites is not lowered.
 
         Args:
             question: the question that was asked.

@@ -156,11 +156,13 @@ class RoundLoop:
         return bool(self.stopped)
 
     def _let_latecomers_in(self, round_: int) -> None:
-        """Admit sites that connected after the last round, and update the method's participants.
+        """Admit sites that connected since the last call, and update the method's participants.
 
-        The hooks' ``answer_failed`` and ``site_failed`` are called for each refused node. If sites
-        joined or came back on another node, ``participants_changed`` is called once. A refusal does
-        not stop the run.
+        ``round_`` is the number of the round that begins next. A node is refused if its description
+        of its site is invalid, if it does not meet the run's terms, or if its site is still
+        connected on another node. The hooks' ``answer_failed`` and ``site_failed`` are called for
+        each refused node. If sites joined or came back on another node, ``participants_changed`` is
+        called once. A refusal does not stop the run.
         """
         known = self.method.participants
         away_timeout = self.method.common.away_timeout

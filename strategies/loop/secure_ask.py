@@ -198,8 +198,9 @@ class SecureAsk(Ask):
     def _arrays_received(self, arrays: Arrays) -> dict[str, NDArray]:
         """Return all arrays that a site receives, named ``<record>/<array>``.
 
-        These are the given ``arrays`` and, for a table, the pooled mean and standard deviation of
-        each feature.
+        These are the given ``arrays``. If the data are a table that is standardised over all sites,
+        the mean and standard deviation of each feature are added. The server has pooled them from
+        the sums that the sites sent before round 1.
         """
         sent = with_prefix(f"{ARRAYS}/", arrays)
         if self.ask.standardisation:
@@ -227,16 +228,17 @@ class SecureAsk(Ask):
 
 
 def _find_fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
-    """Explain why a reply's record of secure aggregation is unusable; None if it is usable.
+    """Explain why a record of secure aggregation is unusable, or return None if it is usable.
 
-    The record must be of this round. Each phase has a further check:
+    The record must be of this round. The round has four phases of secure aggregation, in this
+    order. Each has a further check:
 
     - ``secure-keys``: two valid public keys, with the site's signature of them.
     - ``secure-shares``: one encrypted share for every other site with keys, and a hash of the
       site's mask.
     - ``secure-agree``: the site's signature of the list of sites whose arrays arrived.
-    - ``secure-unmask``: one share for each named site. The names include the site itself, and only
-      sites that have sent shares.
+    - ``secure-unmask``: one share for each site that the reply names. It must name the site itself.
+      Each named site must have sent shares.
 
     Args:
         sum_: the secure sum, which has the values from earlier phases.

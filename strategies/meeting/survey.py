@@ -87,7 +87,7 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
 def _answers_by_site(
     received: Sequence[NodeAnswer[Survey]], registry: Registry | None, refused: list[str]
 ) -> dict[str, Survey]:
-    """Return the usable answers by site, sorted, and add the reasons against all others to a list.
+    """Return the usable answers in the order of site names, and list why others are unusable.
 
     With a registry, a node may answer only for the site under whose name it is registered. If all
     answers are from simulated sites, the registry is ignored, because they have no keys to
@@ -97,7 +97,7 @@ def _answers_by_site(
     Args:
         received: the readable answers with their nodes.
         registry: the node of each registered site name. None lets any node take any name.
-        refused: the list of reasons, to which this function appends.
+        refused: the list to which this function appends one reason for each unusable answer.
     """
     if all(answer.content.about.simulated for answer in received):
         registry = None  # simulated sites have no keys

@@ -92,9 +92,9 @@ class ClassMeans(Local):
     def sample_condition(self) -> str:
         """Return the condition for a site to send a class mean, as the end of a sentence.
 
-        An example is "the site has at least 10 training samples of (site b 20)". The first number
-        is the lowest limit of any site. Each site with a higher limit follows in brackets, with its
-        limit.
+        The sentence begins with "each class that". An example of its end is "the site has at least
+        10 training samples of (site b 20)". The first number is the lowest limit of any site. Each
+        site with a higher limit follows in brackets, with its limit.
         """
         sites = self.participants.sites()
         lowest = min(map(self._floor, sites))
@@ -215,9 +215,10 @@ class FedProto(ClassMeans):
     def model_for(self, site: str, state: State) -> Arrays:
         """Return the global prototypes that ``site`` needs to measure the final model.
 
-        If 'inference' is "head", the site measures its own network, and no prototypes are returned.
-        If it is "prototype", the nearest prototype classifies, so all are returned. A site that
-        sends no prototypes gets none, and measures its own network.
+        A prototype is the mean embedding of a class. If 'inference' is "prototype", a sample gets
+        the class of the nearest prototype. All prototypes are then returned for a site that sends
+        any itself. If 'inference' is "head", or if the site sends none, nothing is returned, and
+        the site measures its own network.
         """
         if self.settings.inference == "head":
             return {}

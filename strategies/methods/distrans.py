@@ -68,13 +68,13 @@ class DisTrans(FedAvg):
         """Return the initial weights of DisTrans's network, and the initial offsets.
 
         The network sees each image twice, shifted towards an offset and away from it. It is built
-        from FedAvg's initial network (``double_channels``). The setting 'offset-aggregation'
-        decides about the offsets:
+        from FedAvg's initial network (``double_channels``). The setting 'offset-aggregation' says
+        which offsets the state has:
 
-        - "mean": one offset for all sites.
-        - "embedding": one per site. An embedding network computes it from the share of each class
-          in the site's samples.
-        - "none": no offset in the state.
+        - "mean": one random offset for all sites.
+        - "embedding": one per site. An embedding network, whose weights the state has too, computes
+          it from the share of each class in the site's samples.
+        - "none": no offset.
         """
         single, shape = starting_network(self.common, self.shape), self.shape
         network = double_channels(single, self.common, shape.input_shape)
@@ -108,8 +108,12 @@ class DisTrans(FedAvg):
     def model_for(self, site: str, state: State) -> Arrays:
         """Return the network and the offset for ``site``, to measure or to train them.
 
-        If 'offset-aggregation' is "none", only the network is returned, because each site keeps its
-        offset.
+        An offset is an array as large as an image, by which the site's images are shifted. The
+        setting 'offset-aggregation' says which offset is returned:
+
+        - "mean": the offset that all sites share.
+        - "embedding": the site's own. A site without one in the state gets only the network.
+        - "none": no offset, because each site keeps its own.
         """
         network = _network(state.arrays)
         own = state.arrays.get(f"{OFFSETS}{site}")

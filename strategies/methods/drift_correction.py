@@ -53,12 +53,13 @@ class SCAFFOLD(FedAvg):
 
         Each asked site receives x and c. Site i takes K_i steps from x to y_i, and returns:
 
-        - x + (y_i - x) / K_i, the weights after the mean update of a step,
+        - x + (y_i - x) / K_i, which is x plus the mean change per step,
         - c plus the change of the site's own control variate,
-        - the metric 1 / K_i.
+        - the metric 1 / K_i. Without secure aggregation, an impossible value makes the reply
+          unusable.
 
         'server.aggregation' combines the arrays over sites. The mean of 1 / K_i is weighted by
-        samples, and is at least 2^-16. Then these are updated:
+        samples. A mean below 2^-16 is replaced by 2^-16. Then these are updated:
 
         - x moves by 'server-learning-rate' times the combined update, divided by the mean of 1 /
           K_i.
@@ -157,9 +158,10 @@ class FedNova(FedAvg):
         """Move the model by the sites' mean update of one step, times their mean number of steps.
 
         Each asked site divides its update by its number of steps, and returns the received weights
-        plus the result. It also returns its number of steps as a metric. 'server.aggregation'
-        combines the arrays. The mean number of steps is weighted by samples. Running statistics of
-        batch norm become their mean.
+        plus the result. It also returns its number of steps as a metric. Without secure
+        aggregation, an impossible number makes the reply unusable. 'server.aggregation' combines
+        the arrays. The mean number of steps is weighted by samples. Running statistics of batch
+        norm become their mean.
         """
         model = state.arrays
         trained = ask(

@@ -72,8 +72,10 @@ class FedAvg(Method):
     def disclosures(self) -> Disclosures:
         """Describe the data that a site sends, as sentences for ``privacy.json``.
 
-        The first sentence lists all weights. With secure aggregation it adds that they are clipped
-        and masked. A second sentence then lists the keys and shares of keys that masking needs.
+        The first sentence says that all weights and batch-norm statistics of the network are sent.
+        With secure aggregation it adds that they are clipped and masked, and that the server learns
+        only their mean. A second sentence then names the keys and shares of keys that masking
+        needs.
         """
         what = "all weights and batch-norm statistics of the network, each round"
         if self.common.secure_aggregation == "none":

@@ -78,10 +78,11 @@ class FedSWA(FedAvg):
         return replace(after, arrays=arrays)
 
     def model(self, state: State) -> Arrays:
-        """Return the newest model or, after the run's last round, a mean of global models.
+        """Return the newest global model until the run's last round is over, and then a mean.
 
-        The mean covers the last 'averaged-rounds' rounds. If the state has no mean, the newest
-        model is returned.
+        The mean is over the global models of the last 'averaged-rounds' rounds. ``round`` stores it
+        in the state. If the state has no mean, the newest model is returned even after the last
+        round.
         """
         mean = arrays_below(_MEAN, state.arrays)
         if mean and state.round >= self.common.rounds:

@@ -131,10 +131,11 @@ class FedEFM(Decentralised):
     def _next_state(self, state: FedEFMState, replies: Replies) -> FedEFMState:
         """Return the state with the silos' new models, their mean, and this round's closeness.
 
-        Each silo's model, the owner's, was also trained by other silos, the hosts. Closeness, from
-        -1 to 1, compares the feature maps of the owner's model with those of a host's copy. The
-        owner's reply states it for each host. The state stores it in ``closeness`` by round and
-        "owner<-host". A host that the reply does not name is left out.
+        Each silo owns a model, of which other silos, the hosts, have trained copies. Closeness
+        compares the feature maps of the owner's model with those of a host's copy. A site computes
+        values from 0 to 1, where 1 means equal maps. The owner's reply has one value for each host.
+        The state's ``closeness`` maps the round's number, as a string, to "owner<-host" -> value. A
+        host that the reply does not name is left out.
         """
         edges = {}
         for owner, reply in replies.items():
@@ -178,9 +179,11 @@ class FedEFM(Decentralised):
         """Return the content of ``topology.json`` and ``closeness.json`` by file name.
 
         ``topology.json`` has the graph of silos and the times of its rounds. ``closeness.json`` has
-        "owner<-host" -> round -> closeness, a value from -1 to 1. Closeness compares the owner's
-        model with the copy that the host trained. Without rounds in ``state.closeness`` the file is
-        left out. If these rounds have no values, its mapping is empty.
+        "owner<-host" -> round -> closeness. Closeness compares the owner's model with the copy that
+        the host trained. A site computes values from 0 to 1, where 1 means equal feature maps. If
+        ``state.closeness`` has no rounds, ``closeness.json`` is left out. If its rounds have no
+        values, as after round 1, ``closeness.json`` is an empty mapping. The argument ``values``
+        has the sites' metrics, and is not used.
         """
         documents = super().documents(state, values)
         if state.closeness:

@@ -59,14 +59,15 @@ class FedEvPrompt(Method):
     )
 
     def disclosures(self) -> Disclosures:
-        """Describe the data that a site sends, as sentences for ``privacy.json``.
+        """Describe all data that a site sends, as sentences for ``privacy.json``.
 
-        Attention maps of training images are sent unless 'distillation-weight' is 0. The value of
-        'shared-prompts' decides on learned parts of the network:
+        One sentence is about attention maps of training images, which are sent unless
+        'distillation-weight' is 0. Another is about the parts of the network that are sent after
+        training. 'shared-prompts' selects them:
 
         - "b": the prompts of its first layers.
         - "all": all prompts and the head.
-        - "none": no part.
+        - "none": no part, and no such sentence.
 
         If nothing is sent, one sentence says so.
         """
@@ -97,11 +98,12 @@ class FedEvPrompt(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Let sites train on other sites' attention maps, average prompts, and store the new maps.
 
-        A site receives the averaged arrays, which 'shared-prompts' selects, and the other sites'
-        maps of the previous round. It returns both its trained arrays and its own maps.
-        'server.aggregation' averages the arrays, usually weighted by samples. The new state has the
-        maps of this round only. A reply is unusable if a map has negative values or does not sum to
-        1.
+        'shared-prompts' selects the arrays that are averaged. A site receives them, with the maps
+        that the other sites returned in the previous round. In round 1 there are no maps. The
+        site returns the trained arrays and its own maps. 'server.aggregation' averages the arrays,
+        usually weighted by samples. The new state has the maps of this round only. A reply is
+        unusable if a map has negative values or does not sum to 1. Neither its arrays nor its maps
+        are then used.
         """
         shared = _averaged_arrays(state)
         send: dict[str, Arrays] = {}

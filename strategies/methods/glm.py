@@ -239,10 +239,11 @@ class GLM(Method):
         return fits
 
     def why_finished(self, state: GLMState) -> str | None:
-        """Return a sentence that the coefficients have converged, or None if the run continues.
+        """Return "the coefficients have converged after ... rounds", or None if the run continues.
 
-        ``state.ended`` decides. It becomes True when the coefficients converge. If sites are still
-        asked for their own fits after that, it becomes True one round later.
+        ``state.ended`` decides. It becomes True in the round in which the coefficients converge. If
+        the server then asks each site to fit the model to its own data alone, it becomes True one
+        round later.
         """
         if state.ended:
             return f"the coefficients have converged after {state.round} rounds"

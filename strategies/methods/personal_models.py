@@ -56,8 +56,9 @@ class FedAvgFT(FedAvg):
 
         In the last 'finetune-rounds' rounds, a site without a personal model receives the global
         weights and fine-tunes them. A site with a personal model receives no arrays and trains that
-        model. No site returns arrays in these rounds, so the global weights do not change. The new
-        state records the sites that report a stored personal model.
+        model. No site returns arrays in these rounds, so the global weights do not change. A site
+        stores the fine-tuned model and reports that. The new state's ``personal`` lists the sites
+        that have ever reported it.
         """
         if self._finetunes(state):
             send = {site: self.model_for(site, state) for site in ask.sites}

@@ -109,16 +109,18 @@ class UEFL(Method):
         return self.settings.few_centroids(features)
 
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
-        """Train and average the network and codebooks, and after an iteration add a codebook.
+        """Train and average the network and codebooks, and between iterations extend the codebooks.
 
         A codebook is a list of vectors, the codewords. The network replaces each feature by the
         nearest codeword. Each asked site trains the network and the codebooks that it may use. If
         'uefl.first-book' is 'kmeans', clusters of the sites' features fill the first codebook
         before round 1.
 
-        An iteration is a series of rounds. Every iteration but the last ends with a check of the
-        sites' uncertainty, and uncertain sites get a new codebook. If 'uefl.refresh' is 'kmeans'
-        and the run continues, features of the certain sites fill the first codebook again.
+        An iteration is a series of rounds. In the last round of each iteration but the last, the
+        server checks the sites' uncertainty after training. The uncertain sites that find codewords
+        get one new codebook together. If 'uefl.refresh' is 'kmeans', clusters of the certain sites'
+        features fill the first codebook again in the same round, unless the run stops because all
+        sites are certain.
         """
         if not state.round and self.settings.first_book == "kmeans":
             found = self._request_codewords(state, ask, ask.sites)

@@ -85,6 +85,9 @@ def cycle_time(
 ) -> float:
     """Return the seconds that a round takes over a topology.
 
+    Sending a model takes the latency of the link plus bits / speed. The models that a site sends at
+    one time share its access line equally, and so do the models that it receives.
+
     Without visiting models, sites compute and then send their models to their neighbours. In a star
     they send them to the hub, which sends the mean back. With visiting models, each model first
     travels to its site's in-neighbours. These train their visitors one after another and send them
@@ -137,10 +140,13 @@ class _Seconds:
     def round(self, arcs: Arcs) -> float:
         """Return the seconds of a synchronous round, which ends when the slowest site is done.
 
-        ``arcs`` is True where the first site sends to the second. If ``visits`` is None, every site
-        computes and then sends its model. Otherwise models visit other sites, the hosts, and the
-        round takes the longest visit plus the longest computing time. A visit is the way to the
-        host, the training of all the host's visitors, and the way back.
+        ``arcs`` is True where the first site sends to the second. ``visits`` has the seconds that
+        each site trains one visiting model. If it is None, every site computes and then sends its
+        model. Otherwise models visit other sites, the hosts, and the round takes the longest visit
+        plus the longest computing time. An arc then leads from a host to the owner of the visiting
+        model. A visit is the transfer to the host, the training of all the host's visitors, and the
+        transfer back. Transfers run at the same time and share the sites' access lines
+        (``transfer``).
         """
         if self.visits is None:
             return self.mixing(arcs)

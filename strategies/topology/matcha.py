@@ -337,7 +337,8 @@ def _weighted_sum(weights: Any, parts: Sequence[Matrix]) -> Any:
 def _solve(problem: Any) -> None:
     """Solve a semidefinite program, a ``cvxpy.Problem``, and store the optimum in its variables.
 
-    The solver SCS first runs with the accuracy 1e-9. If it finds no optimum, it runs with 1e-7.
+    The solver SCS first runs to an accuracy of 1e-9. If it finds no optimum, it runs to an accuracy
+    of 1e-7.
 
     Raises:
         SettingError: the solver found no optimum with either accuracy.

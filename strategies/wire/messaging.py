@@ -84,11 +84,12 @@ def send_and_receive(
 
 
 def retry_soon() -> bool:
-    """Make Flower ask again after 50 ms for a part of a message that is still being uploaded.
+    """Let Flower ask for a missing part of a message again after 50 ms, and not after a second.
 
-    A message becomes visible before all its parts, Flower's objects, have arrived. Flower then
-    waits a second, and doubles each further wait up to ten seconds. This function shortens the
-    first wait in this process.
+    Flower divides a message into parts, its objects. A message becomes visible while parts are
+    still being uploaded. Flower then waits a second before it asks for a missing part again, and
+    doubles each further wait up to ten seconds. This function shortens the first wait in this
+    process.
 
     Returns:
         True if the first wait was shortened. False for an unknown version of Flower, whose waits

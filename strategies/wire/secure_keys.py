@@ -93,10 +93,11 @@ def public_half(private: bytes) -> bytes:
 
 
 def mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
-    """Derive the 32 bytes that seed the mask of two sites, which cancels in their sum.
+    """Derive the 32 bytes from which two sites generate one mask, which cancels in their sum.
 
-    Each site uses its own private key and the other site's public key, and both sites get the same
-    bytes. ``context``, from ``bound_to``, binds them to the round and the arrays received.
+    One of the sites adds the mask to its arrays, and the other subtracts it. Each site uses its own
+    private key and the other site's public key, and both sites get the same bytes. ``context``,
+    from ``bound_to``, binds them to the round and the arrays received.
 
     Raises:
         SiteError: ``private`` or ``public`` is not an elliptic-curve key.
@@ -201,12 +202,12 @@ def cut_secret(secret: bytes, threshold: int, sites: int) -> list[bytes]:
 def join_shares(shares: Sequence[bytes]) -> bytes:
     """Combine Shamir shares into the secret.
 
-    Too few shares, or shares of different secrets, can give wrong bytes without an error. The
-    caller must verify the result.
+    A share has 4 bytes with its number, and then blocks of 16 bytes. Too few shares, or shares of
+    different secrets, can give wrong bytes without an error. The caller must verify the result.
 
     Raises:
-        SiteError: there are no shares, their lengths differ or are not those of shares, two shares
-            have the same number in their first 4 bytes, or the shares cannot be combined.
+        SiteError: there are no shares, their lengths differ or are not 4 more than a multiple of
+            16, two shares have the same number, or the shares cannot be combined.
     """
     # A share begins with its place, 4 bytes, and the secret comes in blocks of 16
     lengths = {len(share) for share in shares}
