@@ -178,12 +178,16 @@ Outcomes = Mapping[str, Sequence["ClassOutcome"]]  # site -> its classes
 
 
 def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
-    """Build the template variables on how well each class is recognised.
+    """Build the template variables that show how well the model recognises each class.
 
-    ``classes`` has a table for each site, with a row per class. ``class_columns`` has the headings,
-    such as "sensitivity", and ``class_pictures`` the pictures of single classes. If no site reports
-    how many predictions of a class are right or false, ``classes`` is empty and the other keys are
-    missing.
+    ``classes`` has a table for each site that has outcomes, with a row per class. ``class_columns``
+    has the headings, such as "sensitivity". ``class_pictures`` has pictures, each of which compares
+    the sites for one class. If no site reports how many predictions of a class are right or false,
+    ``classes`` is empty and the other keys are missing.
+
+    Args:
+        run: the run, for its name in the pictures and the number of test samples in the tables.
+        outcomes: site -> the outcomes of its classes.
     """
     tables = []
     is_reported = False
