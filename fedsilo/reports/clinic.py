@@ -383,10 +383,10 @@ class ClassOutcome:
         return of_share(self.right, self.right + self.false)
 
     def negative_predictive_value(self) -> Estimate | None:
-        """Return the share of predictions of other classes that rightly exclude this class.
+        """Return the share of the samples predicted as other classes that are not of this class.
 
-        The result is None if everything is predicted as this class, or if the metrics lack its
-        right or its false predictions.
+        The result is None if all samples are predicted as this class. It is also None if the number
+        of right predictions of this class is unknown, or the number of false ones.
         """
         if self.right is None or self.false is None:
             return None
