@@ -314,7 +314,7 @@ def build_run_vit(
     The settings of the network are the run's, and all other settings are those of fine-tuning. If
     the run's images have another size, its position embeddings are resampled. Any other array of
     the run is copied only if its shape fits. If the run trained only prompts, its pretrained
-    backbone is loaded before. All remaining arrays keep random values.
+    backbone is loaded first. All remaining arrays keep random values.
 
     Args:
         source: the run's model.
