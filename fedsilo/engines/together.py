@@ -127,8 +127,9 @@ def _stop(training: LocalTraining) -> NoReturn:
 def _rehearse(message: Message, context: Context) -> _Site | None:
     """Run a site's method up to its next training, to find out which training the site will do.
 
-    Trainings that have a result from a batch are passed over. Nothing is trained, measured, stored
-    or sent, because the site does so later when it answers.
+    A method may train several times for one message. If a training has already been done together
+    with other sites, its stored result is loaded, and the method goes on. Nothing is trained,
+    measured, stored or sent, because the site does so later when it answers.
 
     Returns:
         The site with the planned training. None if the message is not for training, or if all its
@@ -195,8 +196,8 @@ def _is_stackable(training: LocalTraining) -> bool:
 def _has_run_optimisers(training: LocalTraining) -> bool:
     """Tell whether a training's second optimiser has the type and options of the run's optimiser.
 
-    If a training has no second optimiser, the result is True. If it is True, one optimiser can
-    train the weights of both optimisers.
+    A training without a second optimiser also gives True. If the result is True, a single optimiser
+    can train all weights, instead of two.
     """
     if training.beside is None:
         return True

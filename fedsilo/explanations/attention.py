@@ -186,15 +186,18 @@ def _explain_rows(
     classes: Sequence[str],
     logits: Tensor,
 ) -> list[ImageExplanation]:
-    """Explain a ViT's predictions for some images by the patches that it attended to.
+    """Explain a ViT's predictions for some images by attention rollout.
 
-    The predictions are given as ``logits``, so only the attention is computed here.
+    Attention rollout combines the attention of all layers into one map, which shows the patches
+    that the ViT attended to. The predictions are not computed again. Their probabilities are the
+    softmax of ``logits``.
 
     Args:
         network: the ViT, on the compute device.
         split: the samples.
         compute: the device and the precision.
-        rows: the numbers of the images in ``split``, counted from 0. They may be empty.
+        rows: the numbers of the images in ``split``, counted from 0. Without any, the result is
+            empty.
         title: the title that all explanations get.
         classes: the names of the classes.
         logits: the network's outputs for these images, (len(rows), classes) on the CPU.

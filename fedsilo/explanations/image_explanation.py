@@ -203,12 +203,14 @@ def draw_image(axes: Axes, image: Tensor) -> None:
 def draw_map(axes: Axes, image: Tensor, saliency: SaliencyMap) -> None:
     """Draw an image with a saliency map over it.
 
-    The map is resized to the image. A more important place has a more opaque colour. Places at or
-    below the map's ``floor`` stay uncoloured.
+    The image is scaled to [0, 1], and shrunk if a side is longer than 512 pixels. An image with one
+    channel is drawn in grey. The map is resized to the drawn image. The importance of a place
+    decides both the hue and the opacity of its colour: the most important place is the most opaque.
+    Places at or below the map's ``floor`` stay uncoloured.
 
     Args:
         axes: the panel to draw on.
-        image: (channels, height, width), as the site stores it.
+        image: (channels, height, width) with 1 or 3 channels, as the site stores it.
         saliency: the map.
     """
     reduced = _reduce(image)

@@ -120,8 +120,9 @@ def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]
     """Compute the histograms of the stored pixels, and of the same pixels as network inputs.
 
     Stored integers are scaled to [0, 1], and floats are kept. Pixels with the smallest value of
-    their image are background, and are left out. If the distance between grey levels is known,
-    every bin covers the same number of levels. The distance is known in these cases:
+    their image are background, and are left out. All bins of a histogram have the same width. If
+    the distance between grey levels is known, there are at most 64 bins, and each covers the same
+    number of levels. Otherwise, there are 64 bins. The distance is known in these cases:
 
     - Stored pixels, if all sites store integers: 1 / 255, or 1 / 65535 if a site stores int16.
     - Network inputs, if all sites store 8-bit pixels: 2 / 255, because inputs are in [-1, 1].

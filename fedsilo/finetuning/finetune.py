@@ -57,8 +57,9 @@ def open_study(
         sites: the sites whose images are pooled. Empty for all sites of the data set.
         seeds: the number of trainings for each starting point, with seeds 0, 1, ...
         epochs: the epochs of each training.
-        distil_epochs: the epochs in which a network learns from a run's ViT (distillation). 0 for
-            no distillation.
+        distil_epochs: the epochs of distillation. If a starting point is a finished run whose ViT
+            does not fit the network, the network first learns to predict the tokens of this ViT. 0
+            for no distillation.
 
     Raises:
         SettingError: the data set is a table, a site is unknown, or the device does not exist.
@@ -102,13 +103,17 @@ def train_starts(study: Study, starts: Starts, out: Path, images: int, say: Say)
 
 
 def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
-    """Train a network from one starting point with each seed, and collect the results.
+    """Train one network per seed, all from the same starting point, and collect the results.
 
     Args:
         study: the data, the settings and the number of seeds. The seeds are 0, 1, ...
         source: the model or weights to start from. None for random initial weights.
         say: is called with a line after the training of each seed. Before the first training, it is
             called with a line about the weights that the network received from ``source``.
+
+    Returns:
+        The name of the starting point, the report on the weights received, and the best epoch and
+        the metrics of each seed.
 
     Raises:
         FedsiloError: no array of the weights fits the network, or training diverged.

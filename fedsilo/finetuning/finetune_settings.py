@@ -255,8 +255,9 @@ def read_changes(
 def _with_absolute_paths(values: dict[str, Value]) -> dict[str, Value]:
     """Return a copy of the settings in which all paths of files and folders are absolute.
 
-    A relative path starts from the working folder, ``~`` is expanded, and an empty path stays
-    empty. The settings are written to a file, which may be read later in another folder.
+    Paths are the settings that are declared with the role "files", such as 'data.dir'. A relative
+    path starts from the working folder, ``~`` is expanded, and an empty path stays empty. The
+    settings are written to a file, which may be read later in another folder.
     """
     absolute = dict(values)
     for key in _FILES:

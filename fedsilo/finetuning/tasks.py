@@ -211,11 +211,12 @@ class Downstream:
     def measure_split(
         self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
     ) -> dict[str, float]:
-        """Measure a network on a split, and return its metrics as name -> value.
+        """Measure a classifier on a split, and return its metrics as name -> value.
 
-        The metrics include those of ``shown``, which are the columns of the table of results. A
-        metric that is undefined for the split's labels is missing, such as AUC with one class.
-        Dropout is off, unless 'train.mc-passes' is set.
+        The metrics include accuracy, balanced accuracy, AUC and loss, which the table of results
+        shows. A metric that is undefined for the split's labels is missing, such as AUC with one
+        class. If 'train.mc-passes' is above 0, predictions are the mean over this number of passes
+        with dropout. Otherwise, dropout is off.
         """
         return measure(cast(SiteNetwork, network), split, settings, compute, ("finetune",))
 
@@ -265,9 +266,10 @@ class Segmentation(Downstream):
     ) -> dict[str, float]:
         """Measure a segmentation network on a split, and return its metrics as name -> value.
 
-        The metrics are those of ``segmentation_metrics`` for the most probable class of each pixel.
-        ``loss`` is added, the mean training loss per image. Metrics that are undefined for the
-        masks are missing. The network is put in eval mode. ``settings`` has no effect.
+        ``dice``, ``jaccard``, ``dice-pooled`` and ``miou`` compare the most probable class of each
+        pixel with the masks. ``loss`` is the mean training loss per image. Metrics that are
+        undefined for the masks are missing. The network is put in eval mode. ``settings`` has no
+        effect.
         """
         predicted, losses, start = list[Tensor](), list[float](), 0
         with torch.no_grad(), compute.autocast():

@@ -311,9 +311,10 @@ def build_run_vit(
 ) -> PromptedViT:
     """Build a run's ViT on the CPU, with the run's weights and without gradients.
 
-    The settings of the network are the run's, and all other settings are those of fine-tuning.
-    Position embeddings are resampled if the images have a different size in the run. Other arrays
-    of the ViT that the run's arrays do not fit keep random values.
+    The settings of the network are the run's, and all other settings are those of fine-tuning. If
+    the run's images have another size, its position embeddings are resampled. Any other array of
+    the run is copied only if its shape fits. If the run trained only prompts, its pretrained
+    backbone is loaded first. All remaining arrays keep random values.
 
     Args:
         source: the run's model.

@@ -257,17 +257,19 @@ def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
 def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``buffer.png``: the attention maps that each hospital sent to the server in FedEvPrompt.
 
-    A map shows to which parts of an image the network attends. Each hospital has a row, in which
-    the maps of each class stand side by side. Each map has a colour scale of its own. If a hospital
-    has fewer maps of a class than another hospital, its row has empty places.
+    FedEvPrompt is a method in which hospitals share such maps. A map shows how much the network
+    attends to each part of an image. Each hospital has a row, in which the maps of each class stand
+    side by side. Each map has a colour scale of its own. If a hospital has fewer maps of a class
+    than another hospital, its row has empty places.
 
     Args:
         document: the content of buffer.json. 'sites' maps a site, and then a class number (a
-            string), to a list of maps. 'classes' has the names of the classes, or is empty. 'grid'
-            has the number of rows and of columns of a map.
+            string), to a list of maps. A map is a list of values, row by row. 'classes' has the
+            names of the classes, or is empty. 'grid' has the number of rows and of columns of a
+            map.
 
     Returns:
-        File name -> figure.
+        A dictionary with one entry: "buffer.png" -> its figure.
     """
     sites, names = document["sites"], document["classes"]
     first_columns, width = _lay_out_blocks(sites)

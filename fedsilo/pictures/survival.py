@@ -70,10 +70,12 @@ def draw_survival(rows: Iterable[Mapping[str, str]]) -> dict[str, Figure]:
 
 
 def _draw_curve(axes: Axes, points: list[CurvePoint], style: LineStyle) -> None:
-    """Draw a survival curve with its 95 % band, from a share of 1 at time 0.
+    """Draw a survival curve with its 95 % band.
 
-    Straight lines join the points, because the steps between them are unknown. Below at most six
-    points, at equal steps from the first, the number of patients who are still followed is written.
+    The curve starts at time 0 with a share of 1. Straight lines join the points, because the steps
+    between them are unknown. Numbers at the bottom of the panel say how many patients are still
+    followed. There is a number for the first point and for every n-th point after it. n is the
+    smallest step that gives at most six numbers.
     """
     times, shares = [0.0], [1.0]
     low, high = [1.0], [1.0]

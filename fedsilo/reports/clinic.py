@@ -178,12 +178,16 @@ Outcomes = Mapping[str, Sequence["ClassOutcome"]]  # site -> its classes
 
 
 def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
-    """Build the template variables on how well each class is recognised.
+    """Build the template variables that show how well the model recognises each class.
 
-    ``classes`` has a table for each site, with a row per class. ``class_columns`` has the headings,
-    such as "sensitivity", and ``class_pictures`` the pictures of single classes. If no site reports
-    how many predictions of a class are right or false, ``classes`` is empty and the other keys are
-    missing.
+    ``classes`` has a table for each site that has outcomes, with a row per class. ``class_columns``
+    has the headings, such as "sensitivity". ``class_pictures`` has pictures, each of which compares
+    the sites for one class. If no site reports how many predictions of a class are right or false,
+    ``classes`` is empty and the other keys are missing.
+
+    Args:
+        run: the run, for its name in the pictures and the number of test samples in the tables.
+        outcomes: site -> the outcomes of its classes.
     """
     tables = []
     is_reported = False
@@ -379,10 +383,10 @@ class ClassOutcome:
         return of_share(self.right, self.right + self.false)
 
     def negative_predictive_value(self) -> Estimate | None:
-        """Return the share of predictions of other classes that rightly exclude this class.
+        """Return the share of the samples predicted as other classes that are not of this class.
 
-        The result is None if everything is predicted as this class, or if the metrics lack its
-        right or its false predictions.
+        The result is None if all samples are predicted as this class. It is also None if the number
+        of right predictions of this class is unknown, or the number of false ones.
         """
         if self.right is None or self.false is None:
             return None

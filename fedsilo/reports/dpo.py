@@ -33,18 +33,23 @@ def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
     """Build the template variables of ``dpo.html``, the page for a data protection officer.
 
     Args:
-        run: the run.
+        run: the run, with the numbers that may be shown.
         log: a hospital's own audit log; None for a page without it.
 
     Returns:
-        The variables on the sites, on the bytes and on the metrics that they sent, and these:
+        A dictionary with these keys:
 
-        - ``head``: facts, the main result and its main limitation.
+        - ``sizes``, ``by_class``, ``failed`` and further keys of ``taking_part``: the sites, their
+          data and their failures.
+        - ``head``: a description of the run, the main result and its main limitation.
         - ``trust``: the level of trust.
         - ``bounded``: whether epsilon bounds everything that sites send.
         - ``flow`` and ``leaves``: a picture and sentences on the data that leave a site.
         - ``perturbation``: sentences on noise without a privacy guarantee.
-        - ``arrays``: a table of the server's final model.
+        - ``byte_columns`` and ``bytes``: a table of the bytes that each site sent and received.
+        - ``measurements``, ``measurement_columns`` and ``sent_at_end``: a table that counts the
+          metrics that each site sent.
+        - ``arrays``: a table of the server's final model; None without a model file.
         - ``guarantee``: the differential privacy; None without it.
         - ``log``: a summary of the log's lines about the run; None without a log.
         - ``processing``: the rows for the record of processing.
@@ -119,7 +124,8 @@ def _limit(run: Shown, spent: str) -> str:
 
     Args:
         run: the run.
-        spent: the largest epsilon of a site, as text; empty without differential privacy.
+        spent: the largest epsilon of a site, or an empty text without differential privacy. The
+            sentence does not state the number.
     """
     if not spent:
         return "Nothing bounds what these answers reveal about one patient."
@@ -309,10 +315,12 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
 def site_file_data(file: SiteFile) -> dict[str, Any]:
     """Build the template variables of the section on a site file, which holds a hospital's rules.
 
-    ``site`` names the site. ``lists`` has a pair for each list in the file: its key and its
-    entries. One list has refused records, and the other lists have allowed things. An empty list is
-    shown as "nothing". ``limits`` has a row for each other rule except the path of the audit log:
-    the key, the value, the origin ("site file" or "default") and the meaning.
+    - ``site``: the name of the site.
+    - ``lists``: a pair (key, entries) for each of 'methods', 'datasets', 'records' and
+      'refused-records'. The first three lists name what the hospital allows, and the last one names
+      what it refuses. The entries are one text, which is "nothing" for an empty list.
+    - ``limits``: a row for each other rule except the path of the audit log. The cells are the key,
+      the value, the origin ("site file" or "default") and the meaning.
     """
     lists = []
     for name in _LISTS:

@@ -210,10 +210,11 @@ def _outputs(run: Shown) -> list[Item]:
 
 
 def _fairness(run: Shown) -> Item:
-    """Build item 14 of TRIPOD+AI on fairness: the results by groups of patients.
+    """Build the item on fairness of TRIPOD+AI, a guideline for reporting prediction models.
 
-    For classification, the item names the report that gives these results. For any other task, no
-    report gives them, so a person must write the item.
+    The item, number 14, asks for the metrics by groups of patients. For classification, it names
+    the report that gives these metrics, and a person adds which groups matter. For any other task,
+    no report gives them, so the item has no answer and says that a person must add them.
     """
     if run.task != CLASSIFICATION:
         return Item("14", "fairness", missing="metrics by groups of patients, and why these groups")

@@ -39,10 +39,22 @@ Line = dict[int, float]  # round -> value
 def research_data(runs: Runs) -> dict[str, Any]:
     """Build the template variables of ``research.html``, the page on one run or on several.
 
-    The variables describe the runs, their settings, curves, final metrics, costs and problems.
-    ``first`` describes the sites of the first run, and ``guideline`` has the table of TRIPOD+AI.
-    Several experiments (groups of runs that differ only in their seeds) are also compared. Metrics
-    are those on test samples. If no run has any, those on validation samples are taken.
+    All metrics are those on test samples. If no run has any, all are those on validation samples.
+
+    - ``in_short``: the head of the page.
+    - ``several``, ``pooled``, ``published``: whether there are several runs, whether one has trust
+      level ``sums``, and whether a paper has numbers for one.
+    - ``split``: the samples of the metrics, "test" or "val".
+    - ``first``, ``guideline``: the sites of the first run, and its table of TRIPOD+AI.
+    - ``rows``, ``cost``: a row about each run, and a row with its costs.
+    - ``settings``, ``curves``, ``final``: the settings, curves and final metrics of the runs.
+    - ``marks``: the method's remarks by round; empty for several runs.
+    - ``other_sites``: the names of the runs whose sites differ from those of the first run.
+    - ``withheld``: the sites with hidden metrics.
+    - ``failed``, ``early``, ``unrepeatable``: the runs with problems.
+
+    The variables of ``comparison_data`` compare experiments, which are groups of runs that differ
+    only in their seeds. With one experiment, they are empty, False or None.
     """
     first = runs[0]
     several = len(runs) > 1

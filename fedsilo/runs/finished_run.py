@@ -299,11 +299,12 @@ class FinishedRun(RunFiles):
         state_dir: AnyPath | None = None,
         best: bool = False,
     ) -> TrainedModel:
-        """Open a trained model of the run with the data of a site.
+        """Open a trained model of the run, together with the data of one site.
 
         The result's ``network`` is an ``nn.Module`` in eval mode. Its inputs are decoded and
-        standardised samples, which ``inputs(split)`` returns. The result's ``module()`` is a
-        network that maps samples before standardisation to the task's predictions.
+        standardised samples, which the result's ``inputs(split)`` returns. For samples that are not
+        standardised, the result's ``module()`` returns another ``nn.Module``, which standardises
+        them and computes the task's predictions.
 
         Args:
             site: the site's name. None means the first site whose data are on this machine, and is

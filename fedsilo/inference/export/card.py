@@ -251,9 +251,9 @@ def _front_matter(run: Shown, sites: Sequence[str]) -> str:
 def _terms_of(name: str) -> str:
     """Describe in a phrase the terms under which the data set ``name`` may be used.
 
-    The phrase has the licence, its web address and any further terms. For a data set without a
-    licence, the phrase says that fedsilo made up the data, if its ``origin`` is "made-up".
-    Otherwise, it says that the data belong to the sites.
+    If the data set has a licence, the phrase names it, with its web address and any further terms.
+    If there is no licence and ``origin`` is "made-up", the phrase says that fedsilo made up the
+    data. In all other cases, the phrase says that the data belong to the sites.
     """
     data = data_set(name)
     licence = data.licence
@@ -278,7 +278,12 @@ def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
 
 
 def _choose_metrics(run: Shown, sites: Sequence[str]) -> list[str]:
-    """Return the task's listed metrics that at least one of ``sites`` has, in the list's order."""
+    """Choose the metrics of the card's table, in the order in which the task lists them.
+
+    If the task lists no metrics, as for classification, the list is accuracy, balanced accuracy,
+    AUC, average precision, calibration error and loss. A metric of the list is chosen if the run's
+    summary has it among the test metrics of at least one of ``sites``.
+    """
     measured: set[str] = set()
     for site in sites:
         measured.update(run.summary["sites"].get(site, {}))

@@ -249,12 +249,13 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
     """Yield the thresholds of a decision curve that may be shown, in ascending order.
 
     The curve must not reveal the predictions for fewer than ``floor`` patients. The multiples of
-    0.05 from 0.05 to 0.95 are tried in turn. A threshold t is chosen if at least ``floor`` of the
-    ``scores`` (n,) are in each of these two ranges:
+    0.05 from 0.05 to 0.95 are tried in turn. A threshold t is yielded if at least ``floor`` of the
+    ``scores`` (n,) are in each of two ranges. A range includes its start but not its end. With p
+    for the threshold yielded before t, at first 0, the ranges are these:
 
-    - from the previously chosen threshold, at first 0, to below t. If t is above 0.5, the range
-      starts at 0.5 or later.
-    - from t upwards. If t is below 0.5, the range ends below 0.5.
+    - If t is below 0.5: from p to t, and from t to 0.5.
+    - If t is 0.5: from p to t, and from t upwards.
+    - If t is above 0.5: from the larger of p and 0.5 to t, and from t upwards.
     """
     before = 0.0
     for threshold in _THRESHOLDS:

@@ -47,9 +47,10 @@ class NewData:
     labels: Tensor
 
     def features(self) -> Tensor:
-        """Return the features of all k readable cases, (k, *input_shape), not yet standardised.
+        """Return the features of the k cases that can be read, (k, *input_shape), not standardised.
 
-        Rows of a table have NaN for a missing value. Image files are decoded again at each call.
+        Cases with a fault, such as a damaged image file, are left out. Rows of a table have NaN for
+        a missing value. Image files are decoded again at each call.
         """
         if self.inputs.read is not None:
             return self.inputs.read

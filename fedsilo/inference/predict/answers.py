@@ -166,15 +166,18 @@ class Predictions:
         return columns
 
     def _marks(self) -> dict[str, list[Any]]:
-        """Build the columns on how far each readable input can be trusted: title -> k values.
+        """Build the columns that help a person to judge each answer: title -> list of k values.
 
-        - ``imputed``: the columns of an input row whose value is missing.
+        Each column has a value for each of the k inputs that could be read:
+
+        - ``imputed``: the names of the table's columns in which the input has no value.
         - ``novelty``: how far the input is from the training samples.
-        - ``unusual``: the reasons why the input is unlike the training samples.
-        - ``doubtful``: the reasons why a person should check an input that is not unusual.
+        - ``unusual``: the reasons why the input is unlike the training samples, or empty.
+        - ``doubtful``: the reasons why a person should check an input that is not unusual, or
+          empty.
 
         If novelty is unknown, only ``imputed`` can be present. ``imputed`` and ``doubtful`` are
-        left out if all their cells are empty.
+        left out if all their cells are empty, but ``unusual`` is not.
         """
         marks: dict[str, list[Any]] = {}
         imputed = self.inputs.imputed_columns(self.features)

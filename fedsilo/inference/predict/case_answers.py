@@ -213,10 +213,11 @@ class ClassAnswers(CaseAnswers):
         return [*notes, *self._router(index)]
 
     def _router(self, index: int) -> list[str]:
-        """Describe in a list of one sentence how much each site's expert contributed to an answer.
+        """Describe how much the expert of each site contributed to an answer.
 
         An expert is a site's model in a mixture, whose router gives each expert a weight. The
-        largest weight comes first. If the predictions have no such weights, the list is empty.
+        description is one sentence, in which the largest weight comes first. It is returned in a
+        list, which is empty if the predictions have no such weights.
         """
         weights = []
         for name, values in self.predictions.statistics.items():

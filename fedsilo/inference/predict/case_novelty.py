@@ -50,10 +50,11 @@ class Code:
         return marks
 
     def gap(self, values: Floats) -> Floats:
-        """Measure how far each value is from ``nearest``, if it lies in the gap next to the code.
+        """Measure how far each value between the code and ``nearest`` is from ``nearest``.
 
-        The gap is the open interval between the code (``value``) and ``nearest``, the training
-        value next to it. No training value lies in the gap.
+        The code (``value``) is a number that many training samples share, such as 0 for "not
+        measured". ``nearest`` is the training value next to it. No training value lies in the gap
+        between the two, which is an open interval.
 
         Args:
             values: standardised values, of shape (k,).

@@ -187,10 +187,20 @@ def _name(predictions: Predictions, place: int) -> str:
 def _case(context: _Context, place: int) -> dict[str, Any]:
     """Build the template variables of the case with index ``place`` among all inputs.
 
-    ``row`` has the case's cells in the overview table: name, headline, the cells of the answer and
-    novelty. If the model predicted the case but gives no answer, the cells of the answer are "none"
-    and then "-", ``bars`` is empty, and a note says so. If the case could not be read, only name,
-    state, headline, reason and ``row`` have content.
+    The keys are these:
+
+    - ``name``, ``state``, ``headline`` and ``why``: the case's name, its state such as "unusual",
+      the state in words, and the sentence that explains it.
+    - ``row``: the cells of the overview table, which are name, headline, answer and novelty.
+    - ``bars``, ``notes`` and ``inputs``: the answer, further sentences, and the values of the
+      case's table row.
+    - ``image`` and ``image_text``: the picture and its description.
+    - ``explained`` and ``explained_number``: whether the contributions of a table's columns are
+      known, and the name of the number that they add to.
+
+    If no answer is given, ``bars`` is empty. In ``row``, the first cell of the answer is then
+    "none", and its other cells are "-". If the model predicted such a case, a note says so. If the
+    case could not be read, all keys from ``bars`` on are empty or missing.
     """
     predictions, name = context.predictions, _name(context.predictions, place)
     index, state = context.kept.get(place), context.states[place]

@@ -52,8 +52,9 @@ class MaskPredictions:
     def lines(self) -> list[str]:
         """Describe the predicted masks in lines for a terminal.
 
-        The first line counts the masks, and the masks with at least one marked pixel. If some
-        images have no mask, a line counts them. The last line is the path of the folder.
+        The first line has two numbers: how many masks there are, and how many of them have at least
+        one marked pixel. If some images have no mask, the next line has the number of these images.
+        The last line is the path of the folder.
         """
         found = sum(share > 0 for share in self.shares.values())
         lines = [f"{len(self.shares)} masks, {self.marked} in {found}"]

@@ -398,10 +398,10 @@ class RiskAnswers(CaseAnswers):
         return said
 
     def limits(self) -> list[str]:
-        """List sentences on how the survival is estimated, and on the accuracy of the risks.
+        """List texts that tell a reader how survival is estimated, and how accurate the risks are.
 
-        If no survival can be shown, the first sentence has the reason instead. The last sentence
-        has the C-index on test samples. It is left out if the C-index is hidden because of too few
+        The first text says how survival is estimated, or why it cannot be shown. The last text has
+        the C-index on test samples. It is left out if the C-index is hidden because of too few
         patients.
         """
         values, where = site_values(self.run, self.model)

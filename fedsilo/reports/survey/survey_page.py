@@ -127,8 +127,10 @@ def _sites(document: SurveyDocument) -> Iterator[Table]:
 def _rows_left_out(document: SurveyDocument) -> dict[str, dict[str, Count]]:
     """Count the rows that each site left out because a column's value is missing or out of range.
 
-    The result maps site -> title of the column -> count. A column whose counts are suppressed at
-    all sites is left out. If no column remains, the result is empty.
+    The result maps site -> title of the column -> count. One count covers both reasons. None stands
+    for a count that the site suppressed to protect patients. A column whose counts are suppressed
+    at all sites is left out, and so is a site that sent no such counts. If no column remains, the
+    result is empty.
     """
     # Otherwise a hundred columns with only suppressed counts would have a row each
     missing = {}
@@ -170,9 +172,9 @@ def _distances(training: Distances, document: SurveyDocument) -> Iterator[Table]
     """Yield two tables of the distances between sites: one for labels, one for features.
 
     Distances are Jensen-Shannon distances between the training samples of two sites. The first
-    table has a row for each pair of sites. The second table has the 20 largest distances of any
-    feature and pair. A note below it counts the further ones. A table without distances is left
-    out.
+    table has a row for each pair of sites. The second table has a row for each pair of sites and
+    each feature, but only the 20 rows with the largest distances. If there are more, a note below
+    it gives their number. A table without distances is left out.
 
     Args:
         training: the distances in the training samples, the largest first.

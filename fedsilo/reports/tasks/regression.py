@@ -77,10 +77,10 @@ def _errors(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examinati
 def _calibration(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
     """Build the section of the clinic's page that compares mean outcomes with mean predictions.
 
-    The test samples of all sites are grouped by their prediction. The section has a picture and a
-    table of the groups. If all groups are hidden because they are too small, it has only a sentence
-    that says so. ``metrics`` maps each site to its metrics on test samples, with those of each
-    group.
+    Each site has grouped its test samples by their prediction. These groups are pooled over the
+    sites. A site's group is left out if it has too few samples. The section has a picture and a
+    table of the groups. If no group is left, it has only a sentence that says so. ``metrics`` maps
+    each site to its metrics on test samples, with those of each group.
     """
     title, name = "Whether its predictions can be trusted", run.class_names()[0]
     bins = pool_outcome_bins(metrics.values())

@@ -151,9 +151,11 @@ class HospitalReader:
                 self._count(text)
 
     def _count(self, text: bytes) -> None:
-        """Add one line of the audit log to the counts.
+        """Add one line of the audit log, which stands for one message, to the hospital's state.
 
-        A line that cannot be parsed, for example because a power cut tore it, is skipped.
+        The number of messages with the line's outcome, such as "answered", goes up by one. The
+        line's bytes are added to those received and sent, and its time becomes that of the last
+        message. A line that cannot be parsed, for example because a power cut tore it, is skipped.
         """
         state = self._state
         try:

@@ -69,8 +69,8 @@ class ListedRun:
         """Return the run as a dictionary for JSON.
 
         The keys ``path``, ``state``, ``method``, ``dataset``, ``seed``, ``rounds``, ``started``,
-        ``bytes`` and ``note`` have the values of the attributes with these names. ``path`` is a
-        text.
+        ``bytes`` and ``note`` have the values of the attributes with these names. Only ``path`` is
+        converted, to a string.
         """
         return {
             "path": str(self.path),

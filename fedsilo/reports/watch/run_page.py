@@ -81,8 +81,9 @@ def _run_data(run: Watched, runs: RunFolder) -> dict[str, Any]:
     """Build the template variables of a run: its state, facts, curves, metrics, failures and files.
 
     If the run's process was killed, the state is "interrupted". Before the first round has ended,
-    the curves and metrics are missing, and ``fault`` is empty. Later, ``fault`` has the error if
-    the metrics cannot be read.
+    there are no metrics to read yet, so the curves and metrics are missing and ``fault`` is empty.
+    If the metrics cannot be read later, ``fault`` has the error. The curves and metrics are then
+    those that were last read, or missing.
     """
     name = _name_of(run.folder, runs)
     measured = runs.measured.read(run.folder)

@@ -113,11 +113,11 @@ def _facts(left: _Side, right: _Side) -> list[list[str]]:
 
 
 def _curves(left: _Side, right: _Side) -> list[Picture]:
-    """Draw the main metrics of two runs over rounds, a picture for each metric that both have.
+    """Draw the metrics of two runs over rounds, with one picture for each main metric of both.
 
-    The metrics are those on test samples, or on validation samples if a run has no test metrics. If
-    this split differs between the runs, the list is empty. It is also empty if the metrics of a run
-    cannot be read.
+    A picture has a line for each run. A run's metrics are those on test samples, or on validation
+    samples if it has no test metrics. If one run has test metrics and the other has only validation
+    metrics, the list is empty. It is also empty if the metrics of a run cannot be read.
     """
     pictures: list[Picture] = []
     split = _common_split(left, right)

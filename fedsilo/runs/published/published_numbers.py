@@ -143,7 +143,8 @@ class Row:
     def _mean(self, members: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Average each metric that all ``members`` have: metric -> mean.
 
-        ``members`` are sites or distributions, each with its numbers. A mean is rounded to
+        ``members`` has the numbers (metric -> number) of each site over which a mean is taken, or
+        of each distribution, which is a group of sites with similar data. A mean is rounded to
         ``digits`` decimals. If ``digits`` is None, it is not rounded. Standard deviations (metrics
         that end with "-sd") are left out, because they cannot be averaged.
         """
@@ -294,7 +295,8 @@ def _conditions(
 ) -> Conditions:
     """Merge the conditions of all blocks in a paper's file that apply to a row.
 
-    A block says what a run must have for the row to be shown:
+    A block may list the methods and the data sets that it applies to. It says what a run must have
+    for the row to be shown:
 
     - ``settings``: allowed values by key.
     - ``defaults``: keys of settings that must have their default value.
@@ -303,7 +305,8 @@ def _conditions(
     - ``sites``: the names of the sites.
 
     Files and sites of all blocks are joined. For the other conditions, later blocks override
-    earlier ones. The row's own ``settings`` override those of all blocks.
+    earlier ones. The argument ``settings`` has the row's own settings, which override the
+    ``settings`` and ``defaults`` of all blocks.
     """
     usual = defaults(CommonSettings)
     allowed: dict[str, Any] = {}
@@ -333,8 +336,9 @@ def _conditions(
 def _applies(block: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
     """Tell whether a block of conditions applies to a row of a paper's table.
 
-    The row's method must be in the block's list ``name``, and the row's data set in the block's
-    list ``dataset``. A block without one of these lists does not restrict it.
+    A block may have a list ``name`` of methods, a list ``dataset`` of data sets, both or neither.
+    The row's method must be in the first list, and its data set in the second. If a block lacks a
+    list, any method or any data set is accepted in its place.
     """
     keys = {"name", "dataset"} & block.keys()
     return all(row[key] in block[key] for key in keys)
@@ -343,9 +347,10 @@ def _applies(block: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
 def _merge_rows(rows: Sequence[Row]) -> Numbers:
     """Join the numbers that a paper prints in several tables about the same runs.
 
-    The result has the parts (sites, distributions or "all") of the first row, with the numbers of
-    this row. Later rows add metrics that a part still lacks. If the accuracies of a later row
-    differ from those of the first row, the later row is about other runs and is ignored.
+    The result maps part -> metric -> number. A part is a site, a distribution or "all". The parts
+    are those of the first row, and its numbers are always kept. A later row only adds metrics that
+    a part still lacks. If the accuracies of a later row differ from those of the first row, the
+    later row is about other runs and is ignored.
     """
     first, *others = [row.numbers_by_part() for row in rows]
     joined = first
