@@ -181,11 +181,12 @@ def _message_without_model(
 def _rebuild_last_message(
     path: Path, settings: RunSettings, silos: Silos, silo: Silo
 ) -> tuple[RecordDict, Instruction]:
-    """Rebuild the run's last evaluation message to a site, with which the site opens the model.
+    """Rebuild the run's last evaluation message to a site, from which the site loads the model.
 
     The server's side of the method builds the message from the run's model file, as at the end of
     the run. The message has the weights, and anything else that the server sends with them. If the
-    model file has the standardisation of a table, the message has it too.
+    model file has the means and deviations that standardise a table's columns, the message has them
+    too.
 
     Args:
         path: the model file.

@@ -211,17 +211,18 @@ class BufferMoments:
 
 
 def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> BufferMoments:
-    """Summarise other sites' rollout maps of each class, as ``distillation_loss`` needs them.
+    """Summarise the rollout maps of other sites by class, for ``distillation_loss``.
 
-    A rollout map says how much a network attends to each patch of an image. For each class, the
-    result has the number of maps, the mean map and the spread. The spread is the mean of |U (a -
-    mean)|^2 over the maps a, where U upsamples to image resolution. A class without maps gets 0 for
-    all three.
+    A rollout map says how much a network attends to each patch of an image. The loss needs three
+    facts about each class: the number of maps, the mean map and the spread. The spread is the mean
+    squared distance between a map and the mean map. A squared distance is a sum over the pixels of
+    the upsampled maps. A class without maps gets 0 for all three.
 
     Args:
         maps: class -> maps (n, cells). A class may be missing or have no maps.
         classes: the number of classes.
-        gram: U^T U, (cells, cells), from ``upsampling_gram``.
+        gram: U^T U, (cells, cells), from ``upsampling_gram``, where U upsamples a map to the
+            image's resolution.
 
     Returns:
         The summary, in float64.

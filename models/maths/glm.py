@@ -208,11 +208,11 @@ def log_likelihood(family: Family, x: Floats, y: Floats, beta: Floats) -> float:
 
 
 def sums_at(family: Family, x: Floats, y: Outcomes, beta: Floats) -> GLMSums:
-    """Compute the sums over a hospital's patients that a step of Newton's method needs.
+    """Compute a hospital's part of the sums that a step of Newton's method needs.
 
     The result has the log-likelihood, the number of patients, the sum of the outcomes, the gradient
-    and the Hessian. The Hessian is minus the second derivatives. For Cox's model the sum of the
-    outcomes is the number of events.
+    and the Hessian. The Hessian is the matrix of second derivatives of the log-likelihood,
+    multiplied by -1. For Cox's model the sum of the outcomes is the number of events.
 
     Args:
         family: the family of the model. It is ignored if ``y`` is a ``FollowUp``.

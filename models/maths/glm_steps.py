@@ -144,11 +144,13 @@ def next_progress(model: FittedModel, progress: P, vector: Floats | None) -> P:
 
 
 def differs(asked: FitProgress, expected: FitProgress, vector: Floats | None) -> bool:
-    """Tell whether the server asks for other sums than expected, by more than rounding.
+    """Tell whether the server's question differs from the expected one by more than rounding.
 
-    Centres, deviations and ``scale`` must be equal. The coefficients may differ by a vector d if
-    each element of H d is at most 1e-12 * r * (1 + b). Here r is the largest row sum of |H|, and b
-    is the largest absolute expected coefficient. NaN counts as a difference.
+    The server asks for sums at given units and coefficients. Centres, deviations and ``scale`` must
+    be equal. The coefficients may differ by a vector d if each element of H d is at most 1e-12 * r
+    * (1 + b). Here r is the largest row sum of |H|, and b is the largest absolute expected
+    coefficient. Rounding in a Newton step can make d large, but keeps H d small. NaN counts as a
+    difference, and so does another number of coefficients.
 
     Args:
         asked: the server's state of the regression.
@@ -171,7 +173,7 @@ def differs(asked: FitProgress, expected: FitProgress, vector: Floats | None) ->
 
 
 def _find_units(model: FittedModel, progress: P, moments: Moments) -> P:
-    """Choose new units or, if the current units are good enough, the first coefficients.
+    """Choose new units, or the starting coefficients if the current units are good enough.
 
     A unit is the centre and deviation by which a column is standardised. It is good enough if the
     column, in this unit, has a mean between -10 and 10 and a deviation between 0.1 and 10. In a
@@ -184,7 +186,8 @@ def _find_units(model: FittedModel, progress: P, moments: Moments) -> P:
         moments: the moments of outcome and columns over all sites, in the current units.
 
     Returns:
-        The next state of the regression. The hospitals send moments again if it has new units.
+        The next state of the regression. It has either new units, in which the hospitals send
+        moments again, or the coefficients from which Newton's method starts (``start_from``).
 
     Raises:
         FitError: the outcomes are too alike (``one_outcome_fault``), or the fourth unit of a column
@@ -220,11 +223,13 @@ def _find_units(model: FittedModel, progress: P, moments: Moments) -> P:
 
 
 def _step(model: FittedModel, progress: P, sums: GLMSums) -> P:
-    """Take a step of Newton's method, or halve the last step if it was too long.
+    """Take a full step of Newton's method, or go halfway back if the last step was too long.
 
-    The last step was too long if it lowered the objective by more than rounding. Otherwise a full
-    step follows. The fit has converged if the full step changes every coefficient by less than 1e-8
-    * (1 + m), where m is the largest absolute coefficient after the step.
+    Newton's method looks for the coefficients with the largest objective. The last step was too
+    long if it lowered the objective by more than a margin for rounding. The next coefficients are
+    then midway between those before and after that step. Otherwise a full step follows. The fit has
+    converged if the full step changes every coefficient by less than 1e-8 * (1 + m), where m is the
+    largest absolute coefficient after the step.
 
     Args:
         model: the family and the columns.

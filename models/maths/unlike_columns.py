@@ -108,11 +108,12 @@ class UnlikeColumn:
         return "is it in another unit, or not measured at one of them?"
 
     def relation(self) -> str:
-        """Describe in words how the site's mean compares with the other mean, without numbers.
+        """Describe in words how the site's mean compares with ``others``, without numbers.
 
-        Let r be the ratio of the two absolute means. The words are "far from" if r is between 1/5
-        and 5. Otherwise they are "less than a fifth of" or "more than five times". Numbers would
-        reveal a count if a column has only few different values.
+        Let r be the absolute value of the site's mean, divided by that of ``others``. The words are
+        "less than a fifth of" if r is at most 1/5, and "more than five times" if r is at least 5.
+        Otherwise they are "far from". Numbers are left out, because the mean of a column with few
+        different values can reveal a count of patients.
         """
         if _ratio(self.mean, self.others) < _FACTOR:
             return "far from"
@@ -233,7 +234,8 @@ def _is_binary(sums: Sums, place: int) -> bool:
 def _spread_of(sums: Sums, place: int) -> Spread:
     """Compute the mean and the standard deviation of the column with index ``place``.
 
-    The column must have at least one value. The variance is divided by their number n.
+    ``sums`` has the number n, the sum and the sum of squares of each column's known values. The
+    column must have at least one known value. The variance is divided by n.
     """
     count = float(sums.count[place])
     mean = float(sums.total[place]) / count
@@ -278,11 +280,15 @@ def _is_unlike(first: Spread, second: Spread) -> bool:
 
 
 def _explain(first: Spread, second: Spread) -> str:
-    """Name the known change of unit that best explains two spreads, or return an empty string.
+    """Name the known change of unit that best explains the difference between two spreads.
 
-    A spread is a mean and a deviation. The change converts the spread with the smaller mean. The
-    converted mean must match the larger mean within a factor of 1.2, and the deviations must match
-    within 2. The best match of means wins. Means of 0 or below never match.
+    A spread is a mean and a deviation. Each change in ``CONVERSIONS`` is tried on the spread with
+    the smaller mean. The converted mean must match the larger mean within a factor of 1.2. The
+    converted deviation must match the other deviation within a factor of 2. The best match of means
+    wins. Means of 0 or below never match.
+
+    Returns:
+        The ``words`` of the change, which name both units. Empty if no change matches.
     """
     small, large = sorted((first, second), key=lambda spread: spread.mean)
     best, words = _SAME_MEAN, ""

@@ -110,14 +110,16 @@ class Familiar:
     def novelty(self, samples: Floats, missing: Booleans) -> Novelty:
         """Score how far samples are from the training samples, in three parts.
 
-        - ``values`` (k, f): the score of each single value, by ``Seen.beyond``. An imputed value
-          scores 0. For features of a network all values score 0.
-        - ``distance`` (k,): the Mahalanobis distance to the nearest group mean, divided by
-          ``reach``.
+        - ``values`` (k, f): the score of each single value, by ``Seen.beyond``. A value like those
+          in training scores 0, any other value at least 1. An imputed value scores 0. All values
+          score 0 if the samples are features of a network and not rows of a table.
+        - ``distance`` (k,): the Mahalanobis distance to the nearest mean of a training group, such
+          as a class, divided by ``reach``.
         - ``missing`` (k,): the sum of -ln(rate) over the sample's missing features, divided by
-          ``lacking``. A feature's rate is the share of training samples that lack it.
+          ``lacking``. A feature's rate is the share of training samples that lack it, smoothed so
+          that it is never 0.
 
-        With these divisors, 99 % of the training samples score at most 1 in the last two parts.
+        The divisors make 99 % of the training samples score at most 1 in the last two parts.
 
         Args:
             samples: (k, f), standardised and imputed as in training.

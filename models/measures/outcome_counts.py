@@ -20,10 +20,11 @@ def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[
     """Count right and wrong predictions by class and by certainty.
 
     - ``class.<c>.right``: the number of samples of class c that are classified as c.
-    - ``class.<c>.false``: the number of samples of other classes that are classified as c.
+    - ``class.<c>.false``: the number of samples of other classes that are wrongly classified as c.
     - ``class.<c>.auc``: the AUC of c against the rest.
-    - ``confidence.<bin>.<part>``: ten equal bins of the largest probability. The parts are the
-      number of samples ``count``, of right predictions ``right``, and the mean ``mean``.
+    - ``confidence.<bin>.<part>``: ten equal bins of the largest probability. Each bin has three
+      parts: ``count`` is the number of samples, ``right`` the number of right predictions, and
+      ``mean`` the mean of the value that decides the bin.
     - ``uncertainty.<bin>.<part>``: the same parts in ten bins of the entropy, scaled to 0..1.
 
     Args:

@@ -71,8 +71,8 @@ def kaplan_meier(times: Floats, events: Floats) -> SurvivalCurve:
     """Estimate the share of patients without the event over time (Kaplan and Meier 1958).
 
     At each distinct time of an event the share is multiplied by 1 - d / n, for d events among n
-    patients at risk. A patient is at risk until the end of the patient's time, so a censoring at
-    the time of an event still counts as at risk.
+    patients at risk. A patient is at risk up to and including the patient's own time. A patient who
+    is censored at the time of an event is therefore still at risk.
 
     Args:
         times: the time to the event or to censoring, (n,).

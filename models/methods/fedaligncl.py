@@ -92,7 +92,7 @@ class FedAlignCLSettings(OwnSettings):
         return self.curriculum and epoch >= self.warmup_epochs
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that 'train.epoch-steps' is set, and that the warm-up ends before the run does.
+        """Check the settings of epochs, precision and warm-up on which FedAlignCL depends.
 
         The warm-up is the first 'warmup-epochs' epochs, without alignment or curriculum.
 
@@ -101,12 +101,12 @@ class FedAlignCLSettings(OwnSettings):
             is_table: ignored.
 
         Raises:
-            SettingError: in one of these cases:
+            SettingError: the settings have one of these faults:
 
-                - 'train.epoch-steps' is 0.
+                - 'train.epoch-steps' is 0, so epochs are not counted in steps.
                 - Alignment is on and the precision is fp16, which would need a scaled alignment
                   loss.
-                - Alignment or the curriculum is on, but the warm-up takes the whole run.
+                - Alignment or the curriculum is on, but the last round is still in the warm-up.
         """
         if not common.epoch_steps:
             raise SettingError(

@@ -67,15 +67,16 @@ def join_parts(
 ) -> Floats | None:
     """Rebuild a regression's sums over all sites from the totals of the arrays that sites send.
 
-    A site sends each number in three parts, of which the first two are rounded to a grid. The
-    numbers were divided by a scale before, which the result still contains.
+    A site divides its sums by a scale, splits each number into three parts, and multiplies the
+    parts by ``part_norm``. This function divides by that norm and joins the parts. The caller must
+    multiply the result by the scale. Each site also sends a constant, which reveals clipping.
 
     Args:
         common: the run's settings.
         samples: the number of samples of all sites together.
-        parts: the total of each array over sites, weighted by samples. The keys are the three
-            parts, ``SUMS``, and a constant, ``UNCLIPPED``.
-        grid: the step of the grid (``grid_over``).
+        parts: array name -> the sum over sites of samples times array. The names are ``SUMS`` for
+            the three parts and ``UNCLIPPED`` for the constant.
+        grid: the step to which sites round the first two parts (``grid_over``).
 
     Returns:
         The sums, (m,). None if a site had to clip its numbers, which makes the totals wrong.
@@ -241,10 +242,11 @@ def find_columns(features: Sequence[str], settings: GLMSettings) -> ChosenColumn
 
 
 def _features_of(features: Sequence[str], name: str) -> list[int]:
-    """Find the features of a table that the column ``name`` stands for.
+    """Find the features of a table that belong to the column ``name``.
 
-    A numeric column is the feature of the same name. A category is the set of all features named
-    ``<column>=<level>``: 'cp' stands for 'cp=2', 'cp=3' and 'cp=4'.
+    A numeric column has a single feature, of the same name. A categorical column has a feature
+    named ``<column>=<level>`` for each of several levels. For example, 'cp=2', 'cp=3' and 'cp=4'
+    belong to 'cp'.
 
     Returns:
         The indices of these features in ``features``, ascending. The list is empty if there are

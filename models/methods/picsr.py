@@ -189,8 +189,9 @@ class Router(nn.Module):
         """Split each expert's score for one sample into additive terms.
 
         There is one expert per prototype. An expert's score adds up a bias and, for each prototype,
-        a trained weight times the sample's similarity to it. The softmax of the scores gives the
-        experts' weights.
+        a trained weight times the sample's similarity to it. The similarity
+        at distance d is -d or 1 / (1 + d), as ``inversion`` says. The softmax of the scores gives
+        the experts' weights.
 
         Args:
             distances: the distances of the sample to the prototypes, (experts,).

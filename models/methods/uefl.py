@@ -100,12 +100,14 @@ class UEFLSettings(OwnSettings):
     def sends_centroids(self, uncertain: bool, first: bool = False) -> bool:
         """Tell whether sites send centroids of their features to start or refresh a codebook.
 
-        One of three settings decides, and the answer is True if it is 'kmeans':
+        Sites are uncertain if ``uncertain_sites`` names them, because the entropy of their
+        predictions is high. All other sites are certain. The result is True if this setting is
+        'kmeans':
 
-        - 'uefl.codeword-start', if the sites are uncertain. Their centroids start new codewords.
-        - 'uefl.first-book', for certain sites before round 1. Their centroids start the first
+        - 'uefl.codeword-start' for uncertain sites, whose centroids start new codewords.
+        - 'uefl.first-book' for certain sites before round 1. Their centroids start the first
           codebook, which all sites share.
-        - 'uefl.refresh', for certain sites after a round. Their centroids refresh the first
+        - 'uefl.refresh' for certain sites after a round. Their centroids refresh the first
           codebook.
 
         Args:

@@ -128,14 +128,15 @@ def network_kind(settings: CommonSettings, shape: NetworkShape) -> str:
 def _image_classifier(
     kind: str, settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> TokenClassifier:
-    """Build a classifier of images: a convolutional encoder, and a head with a hidden layer.
+    """Build an image classifier: a convolutional encoder, and a head with a hidden layer.
 
     The head flattens the encoder's last feature map. Its layers are dropout, a linear layer with as
     many units as the map has channels, GELU, dropout, and a linear layer to the outputs.
 
     Args:
         kind: 'conv' or 'vgg16-bn', the encoder.
-        settings: the width, the dropout rate and, for 'conv', 'network.leading-norm'.
+        settings: the encoder's width in channels, the dropout rate and, for 'conv',
+            'network.leading-norm'.
         shape: the shape of the images and the number of classes.
         evidence: turns logits into evidence for an evidential loss. None for cross-entropy.
 

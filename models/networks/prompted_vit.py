@@ -106,8 +106,8 @@ class PromptedViT(TokenClassifier):
         """Map images to the class token (batch, 1, c) and patch tokens (batch, rows, columns, c).
 
         The tokens are the output of the last layer after the final norm. The patch tokens are laid
-        out on the image's grid of patches (``grid_size``). A ViT's further tokens without a patch
-        are left out.
+        out on the image's grid of patches (``grid_size``). Register tokens, which some ViTs have
+        and which belong to no patch, are left out.
         """
         tokens, _ = self._layers(self._patches(inputs), weights=False)
         return tokens[:, :1], self._on_grid(tokens)
@@ -360,8 +360,10 @@ def build_prompted_vit(
 ) -> PromptedViT:
     """Build the ViT with prompts, but without loading pretrained weights for its backbone.
 
-    If 'vit.backbone-weights' is 'random', the backbone gets random weights here. Otherwise its
-    arrays have shapes but no values, and ``load_backbone`` fills the backbone later.
+    Prompts are trained keys and values of a layer. With two sets of prompts, the first
+    'vit.basic-layers' layers have set ``b`` and all other layers have set ``t``. If
+    'vit.backbone-weights' is 'random', the backbone gets random weights here. Otherwise its arrays
+    have shapes but no values, and ``load_backbone`` fills the backbone later.
 
     Args:
         settings: the run's settings.
@@ -369,8 +371,8 @@ def build_prompted_vit(
         evidence: turns logits into evidence for an evidential loss. None for cross-entropy.
 
     Raises:
-        SettingError: the ViT cannot be built, does not fit the images, or leaves no layer for one
-            of the two prompt sets.
+        SettingError: the ViT cannot be built, does not fit the images, or has no layer left for set
+            ``t``.
     """
     if settings.backbone_weights == "random":
         return PromptedViT(build_vit(settings, shape), shape, settings, evidence)

@@ -228,10 +228,11 @@ def _list_names(names: Set[str]) -> str:
 
 
 def last_layers(module: nn.Module, count: int) -> list[str]:
-    """Return the names of the exchanged arrays in the last ``count`` layers that are trained.
+    """Return the names of the arrays that sites exchange from the last ``count`` trainable layers.
 
     A layer is a module that has trainable parameters itself, not only in its submodules. Layers are
-    in the order of ``named_modules``. Their buffers, such as running means, are included.
+    in the order of ``named_modules``. Sites exchange a layer's parameters and its floating-point
+    buffers, such as running means. Arrays inside a ``FrozenPart`` are not exchanged.
 
     Args:
         module: the network.

@@ -56,13 +56,17 @@ def rounded_normals(deviation: int, count: int, source: torch.Generator | None) 
 def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) -> _Whole:
     """Draw ``count`` Gaussian numbers of mean 0, rounded to whole numbers with exact probabilities.
 
-    Random points are converted in batches (``_accept_pairs``) until there are enough numbers.
-    Surplus numbers are dropped.
+    Random points in a square are drawn in batches, and each point inside the unit circle gives two
+    numbers (``_accept_pairs``). Batches follow until there are enough numbers. Surplus numbers are
+    dropped.
 
     Args:
-        deviation: standard deviation, at most ``LARGEST_DEVIATION``.
+        deviation: standard deviation, at most ``LARGEST_DEVIATION``. This limit is not checked.
         count: the number of draws. 0 gives an empty array.
         random_bytes: a function of a number n that returns n random bytes.
+
+    Returns:
+        The numbers, (count,) int64.
     """
     found: list[_Whole] = []
     missing = count
@@ -144,15 +148,17 @@ def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
 def _decide_by_more_bits(
     deviation: int, u: int, v: int, random_bytes: Bytes
 ) -> tuple[int, int] | None:
-    """Convert a random point (u, v) to two Gaussian numbers, rounded to whole numbers.
+    """Draw more bits of a random point (u, v) until its two rounded Gaussian numbers are certain.
 
-    At least once, 64 more bits are drawn for each coordinate. Drawing ends when the rounding of the
-    two Gaussian numbers is certain.
+    The polar method turns a point in the unit circle into two Gaussian numbers. The bits drawn so
+    far leave a small square of possible points. At least once, 64 more bits are drawn for each
+    coordinate. Drawing ends when it is certain that all points of the square give the same two
+    whole numbers, or that they are outside the unit circle.
 
     Args:
         deviation: the standard deviation of the numbers.
-        u: the first 53 random bits of the first coordinate, as a whole number. 0 stands for -1, and
-            2^53 for 1.
+        u: the first 53 random bits of the first coordinate, as a whole number k. The coordinate is
+            between k / 2^52 - 1 and (k + 1) / 2^52 - 1.
         v: the same for the second coordinate.
         random_bytes: a function of n that returns n random bytes.
 

@@ -52,12 +52,15 @@ def split_of(name: str) -> str:
 
 
 def bounds(name: str, limits: Mapping[str, tuple[float, float]]) -> tuple[float, float] | None:
-    """Return the bounds to which a metric is clipped before a secure sum, or None if not summed.
+    """Return the bounds to which a metric is clipped before a secure sum.
 
     - ``steps``, the optimiser steps of a round: 0 to 65,536.
     - ``inverse-steps``, 1 divided by the steps: 0 to 1.
-    - The training loss: the bounds of ``loss`` in ``limits``.
-    - Validation and test metrics such as ``incoming.val.loss``: their bounds in ``limits``.
+    - The training loss, ``trained.train.loss``: the bounds of ``loss`` in ``limits``.
+    - ``incoming.val.<metric>`` and ``incoming.test.<metric>``, for a metric in ``limits``: its
+      bounds there.
+
+    Any other metric is not summed, and the result is None.
 
     Args:
         name: the metric's whole name.

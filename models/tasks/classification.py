@@ -192,10 +192,12 @@ class Classification(Task):
         return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
 
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Compute each sample's contributions, 0 to 1, to the accuracy, the loss and the entropy.
+        """Compute how much each sample contributes to the sums of accuracy, loss and entropy.
 
-        A contribution is the sample's value divided by that in ``part_ranges``. The predictions are
-        (n, classes), the labels (n,) int64, and each metric's contributions are (n,).
+        A contribution is the sample's value divided by the metric's largest value
+        (``part_ranges``). It is clipped to 0..1, which matters for large losses. The predictions
+        are probabilities (n, classes), the labels (n,) int64, and each metric's contributions are
+        (n,).
         """
         from fedsilo.models.privacy.noisy_metrics import bounded_parts
 

@@ -127,9 +127,10 @@ class Segmentation(Task):
         """Return "all training masks are empty" if that holds, otherwise an empty string.
 
         Args:
-            counts: the number of training images in each stratum, which is the class with the most
-                pixels. ``counts[0]`` counts the empty masks. An empty sequence means that the
-                numbers are unknown.
+            counts: the number of training images in each stratum. An image's stratum is the class,
+                other than the background, with the most pixels in its mask. Empty masks have
+                stratum 0, so ``counts[0]`` counts them. An empty sequence means that the numbers
+                are unknown.
         """
         if counts and 0 < counts[0] == sum(counts):
             return "all training masks are empty"

@@ -98,10 +98,10 @@ def registered_keys(path: Path) -> Mapping[str, str]:
 
 
 def read_weights(path: Path) -> AgreedWeights:
-    """Read how many training samples each site may have, as agreed before the run.
+    """Read the number of training samples that was agreed for each site before the run.
 
-    The agreed numbers become the sites' weights. A site must not report more samples than its
-    number. Each number must be from 1 to 10^9.
+    The file is YAML or JSON, and maps each site's name to a whole number from 1 to 10^9. The
+    numbers become the sites' weights. A site must not report more training samples than its number.
 
     Returns:
         The agreement: ``path`` is the path of the file, and ``samples`` maps site names to numbers.

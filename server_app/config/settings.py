@@ -285,13 +285,14 @@ def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
 def read_recorded(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings of a recorded run, without checking that they fit together.
 
-    Old runs stay readable in this way, even if fedsilo now refuses their combination of settings. A
-    plugin is executed only if the user trusts it and its SHA-256 is the recorded one. Code that
-    opens data or networks must call ``resolve_recorded`` instead, which checks everything.
+    Old runs stay readable in this way, even if fedsilo now refuses their combination of settings.
+    Former names of settings are converted to today's. A plugin is executed only if the user trusts
+    it and its SHA-256 is the recorded one. Code that opens data or networks must call
+    ``resolve_recorded`` instead, which checks everything.
 
     Raises:
-        SettingError: a single setting is not valid, or a plugin may not be executed or cannot be
-            imported.
+        SettingError: a single setting is not valid, or a plugin in use is not trusted, has another
+            SHA-256 or cannot be imported.
     """
     values = current_settings(values, quietly=True)
     with plugins.without_working_folder():

@@ -156,10 +156,11 @@ def approve_plugins(
 
 
 def remember_files(named: str) -> None:
-    """Record that the user has run the plugin files in a value of the setting 'plugin'.
+    """Record that the user has run the plugin files that the setting 'plugin' lists.
 
-    ``remember_plugins`` stores the SHA-256 of each file. Installed modules are skipped. Nothing is
-    executed. A file that cannot be read causes no error, and does not become trusted.
+    ``remember_plugins`` adds the SHA-256 of each file to the user's file of trusted plugins, and
+    keeps older entries. Installed modules are skipped. Nothing is executed. A file that cannot be
+    read causes no error, and does not become trusted.
 
     Args:
         named: the value of the setting: files and modules, separated by commas.

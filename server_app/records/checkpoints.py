@@ -201,10 +201,11 @@ class BestRound(Hook):
         self.unjudged: State | None = None
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Keep the state that the run starts from, to judge its model when the next round ends.
+        """Keep the state that the run starts from, so that its model can be judged one round later.
 
-        A resumed run starts from the state after a finished round. The model of a new run's first
-        state is never judged, because no round has trained it.
+        A model is judged only after the next round, in which the sites measure it. A resumed run
+        starts from the state after a finished round, so that round's model is still to be judged. A
+        new run starts from round 0. That model is never judged, because no round has trained it.
         """
         self.unjudged = state
 

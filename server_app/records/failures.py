@@ -69,9 +69,10 @@ class FailureLog:
         self.entries.append(entry)
 
     def in_summary(self) -> list[dict[str, Any]]:
-        """Return the failures in the form that summary.json needs, oldest first.
+        """Return the failures in the form in which summary.json lists them, oldest first.
 
-        Each is a mapping with the keys of failures.jsonl, except that "cause" is called "reason".
+        Each is a mapping with the keys "round", "phase", "site", "code" and "reason". In
+        failures.jsonl the key "reason" is called "cause".
         """
         listed = []
         for entry in self.entries:

@@ -200,10 +200,14 @@ class Recorder(Hook):
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Record the traffic of each new site's hello (introduction), and rewrite silos.json.
+        """Record the traffic of each joined site's hello, and rewrite silos.json.
+
+        A site describes itself and its data in its hello. The number of bytes is in
+        ``participants.traffic``, and silos.json has the facts that all sites have stated.
 
         Args:
-            round_: the round that begins. The traffic is recorded for the previous round.
+            round_: the round that begins. The traffic is recorded for the previous round, because
+                the hello came before this round.
             participants: all sites, including the new ones.
             joined: the names of the sites that are new or came back on another node.
         """
@@ -318,11 +322,12 @@ class Recorder(Hook):
     def state(self) -> Any:
         """Return the recorder's values for a checkpoint, in a form that JSON can hold.
 
-        The keys are:
+        A row of metrics.csv is final once the next round has ended, in which the sites measure the
+        row's model. A row of traffic.csv is final at once. The keys are:
 
         - "metrics" and "traffic": the size in bytes and the CRC-32 of the final rows in that CSV
           file,
-        - "open": the rows of metrics.csv whose position may still change,
+        - "open": the rows of metrics.csv that are not final,
         - "last": the rows of metrics.csv for the newest final round,
         - "sites": site -> bytes down, bytes up and seconds of work,
         - "peak-memory": site -> bytes,

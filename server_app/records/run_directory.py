@@ -216,12 +216,12 @@ def with_run_name(settings: RunSettings) -> RunSettings:
 def free_name(settings: RunSettings) -> Iterator[RunSettings]:
     """Yield the settings with a free run name, which is reserved while the ``with`` block runs.
 
-    A name is taken if its run directory exists, or if another process is about to use it. The
-    smallest free number from 2 is then appended, such as ``hearts-2``, and a line is printed. A
-    directory of a run that died before its start does not count.
+    A name is taken if its run directory exists, or if another process has reserved it by a lock
+    file (``hold_name``). The smallest free number from 2 is then appended, such as ``hearts-2``,
+    and a line is printed. A directory counts as free if its run died before it wrote config.toml.
 
-    The settings are yielded unchanged if the run is resumed. The same holds for an empty or invalid
-    name, because the start of the run refuses it.
+    The settings are yielded unchanged if the run is resumed, or if its name is empty or invalid.
+    The start of the run refuses an invalid name later.
     """
     common = settings.common
     path = runs_folder(common.out) / common.run_name

@@ -42,12 +42,12 @@ _OTHERS_MODELS = re.compile(r"^(trained|own)-|-from-.*$")
 
 
 def rests_on_classes(metric: str) -> bool:
-    """Return whether a metric, or the family of metrics by class, depends on each single class.
+    """Tell whether the number of times that a site sent a metric may reveal its class counts.
 
-    Balanced accuracy, AUC and average precision do so, because they are computed from all classes.
-    A prefix ``trained-`` or ``own-`` or a suffix such as ``-from-north`` names the model, and is
-    ignored. The name ``class`` means the family of metrics by class, and gives True. A single
-    metric of that family, such as ``class.0.auc``, gives False.
+    This is so for balanced accuracy, AUC and average precision, which are computed from all
+    classes. A prefix ``trained-`` or ``own-`` or a suffix such as ``-from-north`` names the model,
+    and is ignored. The name ``class`` stands for all metrics of single classes together, and gives
+    True. A single one of these metrics, such as ``class.0.auc``, gives False.
     """
     return metric == CLASS or _OTHERS_MODELS.sub("", metric) in _OVER_CLASSES
 
@@ -113,11 +113,12 @@ class Floors:
 
     @cached_property
     def sites_with_hidden_counts(self) -> set[str]:
-        """Find the sites for which the count of at least one class is hidden.
+        """Find the sites for which the number of samples of at least one class is hidden.
 
-        A split that is empty at every site is ignored. No page may show how many metrics of single
-        classes such a site sent. A class without samples has no AUC, so the number of AUCs would
-        reveal that a hidden count is 0.
+        A number is hidden if it is below 'privacy.sums-min-count', or if it would reveal such a
+        number. A split without numbers by class hides nothing, and a split that is empty at every
+        site is ignored. No page may show how many metrics of single classes a found site sent. A
+        class without samples has no AUC, so the number of AUCs would reveal a hidden 0.
         """
         # Only splits with samples at some site have metrics that could reveal a count
         used = set()

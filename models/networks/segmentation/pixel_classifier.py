@@ -69,15 +69,15 @@ def build_pixel_classifier(settings: CommonSettings, shape: NetworkShape) -> Pix
     """Build the segmentation network that the settings name, with weights drawn from the seed.
 
     'auto' is ``unet``. A plugin's builder returns a module that maps images (batch, *input_shape)
-    to pixel logits (batch, classes, h, w). Such a module is tried with two images.
+    to pixel logits (batch, classes, h, w). Such a module is checked once with two images of zeros.
 
     Args:
         settings: the run's settings, among them the network, its width and the seed.
         shape: the shape of an image, and the number of classes with the background.
 
     Raises:
-        SettingError: the network classifies whole images, does not take such images, or a plugin's
-            module does not return pixel logits.
+        SettingError: the network classifies whole images or cannot be built for images of this
+            shape, or a plugin's module fails in the check or returns no pixel logits.
     """
     name = settings.network
     if name == "auto":
