@@ -215,8 +215,7 @@ class DataSet(ABC):
 
             - 'made when first used' for a made-up data set, which needs no data directory.
             - 'K of N files in FOLDER' for a public data set that fedsilo can download.
-            - The names of the silos, joined by ', ', for any other data set, such as the user's
-              own.
+            - The names of the silos, joined by ', ', for any other data set.
             - '' if there is no data directory, no file is present, or the files are unusable.
         """
         if self.origin == "made-up":
