@@ -111,6 +111,9 @@ def size_line(experiment: str, size: Size) -> str:
     )
 
 
+NO_PAIRS = "So methods may differ by chance, and no two are compared."
+
+
 def against_fedavg(one: Ranking, experiment: str) -> Iterator[str]:
     """Yield which methods rank better or worse than FedAvg on one experiment, seed by seed."""
     start = f"On `{experiment}`, over {one.settings} seeds, {len(one.ranks)} methods are ranked"
@@ -120,12 +123,16 @@ def against_fedavg(one: Ranking, experiment: str) -> Iterator[str]:
     p = "p is below a thousandth"
     if one.p >= 1e-3:
         p = f"p = {one.p:.3f}"
+    start = f"{start}: Friedman's chi-squared is {one.statistic:.1f}, {p}."
+    if not one.is_significant:
+        yield f"{start} {NO_PAIRS}"
+        return
     usual = one.ranks["fedavg"]
     better = [name for name, rank in one.ranks.items() if rank < usual - one.difference]
     worse = [name for name, rank in one.ranks.items() if rank > usual + one.difference]
     yield (
-        f"{start}: Friedman's chi-squared is {one.statistic:.1f}, {p}. Average ranks differ at 5 % "
-        f"if by more than {one.difference:.1f} (Nemenyi). FedAvg has {usual:.1f}. "
+        f"{start} Average ranks differ at 5 % if by more than {one.difference:.1f} (Nemenyi). "
+        f"FedAvg has {usual:.1f}. "
         f"Better than FedAvg: {_names(better)}. Worse: {_names(worse)}."
     )
 

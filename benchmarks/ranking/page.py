@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.ranking.config import Benchmark
 from benchmarks.ranking.findings import (
+    NO_PAIRS,
     Chosen,
     Progress,
     against_fedavg,
@@ -281,7 +282,7 @@ def _finding(found: Benchmarked) -> str:
     if one.statistic is None or one.p is None:
         return f"{start}There are too few methods or settings for a test."
     first = title_of(next(iter(one.ranks)))
-    if one.p >= 0.05:
+    if not one.is_significant:
         return (
             f"{start}No method is certainly better than another (Friedman's test, p = {one.p:.3f})."
             f" {first} has the best average rank."
@@ -314,12 +315,15 @@ def friedman_lines(rankings: Mapping[str, Ranking]) -> Iterator[str]:
             yield f"{start}: too few for a test."
             continue
         p = "p is below a thousandth" if one.p < 1e-3 else f"p = {one.p:.3f}"
+        start = f"{start}: Friedman's chi-squared is {one.statistic:.1f}, {p}."
+        if not one.is_significant:
+            yield f"{start} {NO_PAIRS}"
+            continue
         first, *others = one.ranks
         worse = [title_of(m) for m in others if one.ranks[m] > one.ranks[first] + one.difference]
         yield (
-            f"{start}: Friedman's chi-squared is {one.statistic:.1f}, {p}. Average ranks differ at "
-            f"5 % if by more than {one.difference:.1f} (Nemenyi). So {title_of(first)}, the first, "
-            f"is better than {', '.join(worse) or 'no other'}."
+            f"{start} Average ranks differ at 5 % if by more than {one.difference:.1f} (Nemenyi). "
+            f"So {title_of(first)}, the first, is better than {', '.join(worse) or 'no other'}."
         )
 
 

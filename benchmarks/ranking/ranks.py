@@ -72,6 +72,11 @@ class Ranking:
     p: float | None = None  # its p value
     difference: float | None = None  # of average ranks, that is significant at 5 %
 
+    @property
+    def is_significant(self) -> bool:
+        """Whether Friedman's test finds at 5 % that methods differ; only then compare pairs."""
+        return self.p is not None and self.p < 1 - _COVERAGE
+
 
 def ranking(metrics: pd.DataFrame) -> Ranking:
     """Rank methods (index) over settings (columns) by a metric of which more is better.

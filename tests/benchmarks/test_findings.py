@@ -12,8 +12,11 @@ from benchmarks.ranking.findings import (
     rank_over_seeds,
     size_line,
 )
+from benchmarks.ranking.page import friedman_lines
 from benchmarks.ranking.pilots import Pilot, Size, read_pilots, sizes
+from benchmarks.ranking.ranks import Ranking
 from benchmarks.ranking.rows import Row
+from fedsilo.core.methods import title_of
 
 
 def runs(method: str, *tests: float) -> tuple[tuple[str, str], list[Row]]:
@@ -47,6 +50,14 @@ def test_methods_are_ranked_within_each_seed() -> None:
     (line,) = against_fedavg(found, "x")
     # 1.625 ranks are less than Demsar's difference of 2.343 * sqrt(3 * 4 / 24) = 1.657
     assert "Better than FedAvg: none. Worse: none" in line
+
+
+def test_pairs_are_compared_only_if_methods_differ_by_more_than_chance() -> None:
+    ranks = {"moon": 1.0, "fedavg": 9.0}
+    for p, compared in ((0.051, False), (0.049, True)):
+        one = Ranking(ranks, 4, statistic=9.0, p=p, difference=2.0)
+        lines = [*against_fedavg(one, "x"), *friedman_lines({"all": one})]
+        assert [title_of("moon") in line for line in lines] == [compared, compared]
 
 
 @pytest.mark.parametrize(
